@@ -127,6 +127,15 @@ class PassError(PygraphError):
         super().__init__(f"pass '{pass_name}' failed{where} (stage {stage}, passes run before: {ran}): {reason}{hint}")
 
 
+class MeaningError(PygraphError):
+    """A pass that changed what a graph computes. Names the first ``node`` that differs, where one is known."""
+
+    def __init__(self, reason: str, *, node: str | None = None) -> None:
+        self.reason = reason
+        self.node = node
+        super().__init__(f"it changed what the graph computes: {reason}")
+
+
 class OptionError(PygraphError):
     """An option or pass name that does not exist, or a value of the wrong type. Names the nearest known one."""
 

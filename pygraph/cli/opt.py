@@ -29,7 +29,8 @@ _CHECKS: dict[bool | None, Check] = {None: "result", True: "full", False: "off"}
 @click.option(
     "--verify/--no-verify",
     default=None,
-    help="--verify also compares what a pass says it changed with the printed graphs; --no-verify checks nothing.  "
+    help="--verify also holds each pass to what it says of itself: what it changed, and that the graph computes what "
+    "it did before, on random inputs; --no-verify checks nothing.  "
     "[default: verify each result]",
 )
 @click.option("--timing", is_flag=True, help="Print the time of each pass on stderr.")
@@ -56,6 +57,8 @@ def opt(
         source, text = file.name, file.read()
     except UnicodeDecodeError as error:
         raise Failure(f"{file.name}: is no UTF-8 text: {error}") from error
+    if verify:
+        import pygraph.frontend.meaning  # noqa: F401 - runs graphs, on torch, which takes a while
     with failing(source, text):
         for module in load:
             _import(module)

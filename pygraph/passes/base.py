@@ -51,11 +51,13 @@ class Pass(ABC):
         name: the name in pipeline text, kebab-case
         requires: the stage that a graph must have reached, checked on the input
         ensures: the stage that the result is verified at; None when the stage stays what it was
+        keeps_meaning: the graph computes what it did; ``check="full"`` holds the pass to it
     """
 
     name: ClassVar[str]
     requires: ClassVar[Stage] = Stage.LIFTED
     ensures: ClassVar[Stage | None] = None
+    keeps_meaning: ClassVar[bool] = True
 
     @abstractmethod
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
@@ -67,7 +69,13 @@ PassFunction: TypeAlias = Callable[[Graph, PassContext], "PassResult | bool"]
 
 
 @cache
-def as_pass(function: PassFunction, *, requires: Stage = Stage.LIFTED, ensures: Stage | None = None) -> type[Pass]:
+def as_pass(
+    function: PassFunction,
+    *,
+    requires: Stage = Stage.LIFTED,
+    ensures: Stage | None = None,
+    keeps_meaning: bool = True,
+) -> type[Pass]:
     """The pass class, without options, that runs ``function``; ``keep_out`` becomes the pass ``keep-out``.
 
     Raises OptionError for a function without a name.
@@ -82,5 +90,6 @@ def as_pass(function: PassFunction, *, requires: Stage = Stage.LIFTED, ensures: 
     if not name.isidentifier():
         raise OptionError(f"a pass needs a name, which {function!r} does not have")
     members = {"name": name.replace("_", "-"), "requires": requires, "ensures": ensures, "run": run}
+    members["keeps_meaning"] = keeps_meaning
     about = {"__doc__": function.__doc__, "__module__": function.__module__, "__qualname__": qualname}
     return dataclass(frozen=True)(type(name, (Pass,), members | about))

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 from pygraph.errors import OptionError, PassError, PygraphError
 from pygraph.ir import (
@@ -51,7 +51,8 @@ __all__ = [
 ]
 
 Check: TypeAlias = Literal["off", "result", "full"]
-"""How passes are checked: not at all; the verifier on each result; and ``modified`` against the printed graph too."""
+"""How passes are checked: not at all; the verifier on each result; and what they say of themselves too: ``modified``
+against the printed graph, ``keeps_meaning`` by running the graphs before and after."""
 
 Pipeline: TypeAlias = "str | Sequence[Pass | PassFunction | str]"
 """A pipeline as users give it: text, or passes, functions and texts in a sequence."""
@@ -111,7 +112,8 @@ class PassManager:
 
     Args:
         pipeline: text, or passes, functions and texts in a sequence
-        check: ``off``; ``result``, the verifier on each result; or ``full``, ``modified`` against the printed graph too
+        check: ``off``; ``result``, the verifier on each result; or ``full``, also what passes say of themselves:
+            ``modified`` and ``keeps_meaning``
         dump_dir: folder for ``00-<stage>.pgir``, ``01-<pass>.pgir``, … and for reproducers
         print_before: names of passes (or ``all``) before which the graph is printed to stderr
         print_after: names of passes (or ``all``) after which it is
@@ -203,6 +205,7 @@ class PassManager:
                 graph.stage = item.ensures
             if self.check != "off":
                 verify(graph)
+            notes = _held_to_meaning(item, before, graph) if self.check == "full" else ()
         except Exception as error:  # a pass is anybody's code; raised again with the place where it failed
             reason = str(error) if isinstance(error, PygraphError) else f"{type(error).__name__}: {error}"
             node = getattr(error, "node", None)
@@ -219,7 +222,7 @@ class PassManager:
             )
             # Dynamo shows the traceback of what is raised, without its cause.
             raise failure.with_traceback(error.__traceback__ and error.__traceback__.tb_next) from error
-        record = PassRecord(item.name, text, graph.stage, time_ms, result.modified, result.notes)
+        record = PassRecord(item.name, text, graph.stage, time_ms, result.modified, (*result.notes, *notes))
         _log.debug("%s: %s took %.2f ms; %s", graph.name, text, time_ms, "; ".join(record.notes) or "no notes")
         return record
 
@@ -279,6 +282,37 @@ def bisect(
         if not good(current):
             return number, item, before
     return None
+
+
+# -- meaning -----------------------------------------------------------------------------------------------------------
+
+
+class Comparison(Protocol):
+    """Runs two graphs on equal inputs. Returns why it did not, or nothing; raises MeaningError where results differ."""
+
+    def __call__(self, before: Graph, after: Graph, *, exact: bool) -> str:
+        """Compare. ``exact``: bit by bit."""
+
+
+_comparisons: list[Comparison] = []
+
+
+def register_comparison(compare: Comparison) -> None:
+    """Have ``check="full"`` run graphs by ``compare``: what runs operators is not known here."""
+    _comparisons.append(compare)
+
+
+def _held_to_meaning(item: Pass, before: Graph, after: Graph) -> tuple[str, ...]:
+    """Compare the graphs, unless the pass did not touch operators. Returns a note where they were not compared."""
+    first, then = (
+        [(node.name, f"{node.op} {node.args} {node.attrs}") for node in each.nodes] for each in (before, after)
+    )
+    if not item.keeps_meaning or (first == then and repr(before.outputs) == repr(after.outputs)):
+        return ()
+    reason = "" if _comparisons else "pygraph.frontend.meaning is not imported"
+    for compare in _comparisons:
+        reason = compare(before, after, exact=dict(first).items() >= dict(then).items())
+    return (f"its meaning was not checked: {reason}",) if reason else ()
 
 
 # -- stages ------------------------------------------------------------------------------------------------------------
