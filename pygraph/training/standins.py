@@ -127,6 +127,7 @@ def install() -> None:
     compat.substitute_variables(_substitute)
     compat.mend_gradients()
     compat.mend_loop_order()
+    compat.mend_number_writes()
     compat.keep_random_draws()
     compat.follow_backward(_average_gradients)
 
