@@ -154,6 +154,7 @@ def fake_results(call: OperatorCall) -> list[Any]:
     # Fake tensors take 2 ms. Where nothing new is returned, meta tensors tell as well whether an argument is resized.
     has_meta = call.op.namespace == "aten" and call.op.has_kernel_for_dispatch_key(DispatchKey.Meta)
     values, fakes = run_fake(call, "meta" if has_meta and all(r.alias_info is not None for r in declared) else None)
+    values = _laid_out(call, values)
     results = [value if r.alias_info is None else aliased(call, r) for r, value in zip(declared, values, strict=True)]
     storages = {fake.untyped_storage()._cdata for fake in fakes.values()}
     for tensor in leaves(results):
@@ -165,6 +166,31 @@ def fake_results(call: OperatorCall) -> list[Any]:
             raise CaptureError("aliasing-operator", f"{call.name} returns a view of an argument or of another result")
         storages.add(storage)
     return results
+
+
+def _laid_out(call: OperatorCall, fakes: list[Any]) -> list[Any]:
+    """``fakes`` with the strides that kernels of the CPU give to results. Where an argument is not contiguous, fake
+    kernels often say others, as that of log_softmax's backward (2.13). The operator is run on zeros to find out, unless
+    it draws; what has no result for zeros keeps those of ``fakes``."""
+    changes = call.op._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.op.tags
+    if changes or not fakes or all(tensor.is_contiguous() for tensor in call.tensors()):
+        return fakes
+    zeros: dict[int, torch.Tensor] = {}
+    try:
+        arguments = _fake(call.args, zeros, None)
+        returned = call.op(*arguments, **{name: _fake(value, zeros, None) for name, value in call.kwargs.items()})
+    except Exception:  # noqa: BLE001 - whatever an operator says to zeros
+        return fakes
+    return [_relaid(*pair) for pair in zip(fakes, returned if len(fakes) > 1 else [returned], strict=True)]
+
+
+def _relaid(fake: Any, real: Any) -> Any:
+    if isinstance(fake, (list, tuple)):
+        return [_relaid(*pair) for pair in zip(fake, real, strict=True)]
+    if not isinstance(fake, FakeTensor) or fake.size() != real.size() or fake.stride() == real.stride():
+        return fake
+    with fake.fake_mode:
+        return torch.empty_strided(real.size(), real.stride(), dtype=real.dtype, device=real.device)
 
 
 def check_result(call: OperatorCall, result: Any) -> None:
@@ -187,7 +213,8 @@ def aliased(call: OperatorCall, declared: Any) -> Any:
 
 
 def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str | None) -> Any:
-    """``value`` with every tensor replaced by one of the same layout without memory, the same object by the same."""
+    """``value`` with every tensor replaced by zeros of the same layout (without memory, under a mode for fake tensors),
+    the same object by the same."""
     if isinstance(value, (list, tuple)):
         return type(value)(_fake(v, fakes, device) for v in value)
     if not isinstance(value, torch.Tensor):
@@ -196,10 +223,10 @@ def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str | None) -> Any
         where: Any = device or value.device
         if value.layout is torch.strided:
             elements = value.untyped_storage().nbytes() // value.dtype.itemsize
-            storage = torch.empty(elements, dtype=value.dtype, device=where)
+            storage = torch.zeros(elements, dtype=value.dtype, device=where)
             fakes[id(value)] = storage.as_strided(value.size(), value.stride(), value.storage_offset())
         else:
-            fakes[id(value)] = torch.empty(value.size(), dtype=value.dtype, device=where)
+            fakes[id(value)] = torch.zeros(value.size(), dtype=value.dtype, device=where)
     return fakes[id(value)]
 
 

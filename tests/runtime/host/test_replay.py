@@ -68,6 +68,29 @@ def test_a_mask_among_indices_decides_a_size(driver: HostDriver, mask: torch.dty
     assert raised.value.reason == "dynamic-output"
 
 
+def test_results_lie_as_the_operators_own_kernels_have_them(driver: HostDriver) -> None:
+    """Not as their fake kernels say, where an argument is transposed."""
+
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        gradient, output = args
+        turned = gradient.transpose(1, 2)
+        return (
+            torch.ops.aten._log_softmax_backward_data(turned, output, 2, torch.float32).view(-1),
+            torch.ops.aten.elu_backward(turned, 1.0, 1.0, 1.0, False, output),
+            torch.ops.aten.mse_loss_backward(turned, turned, output, 0).view(-1),
+        )
+
+    def arguments() -> list[Any]:
+        return [torch.randn(2, 5, 4), torch.randn(2, 4, 5).log_softmax(-1)]
+
+    executable, _ = make_executable(driver, RegionCall(region, arguments()))
+    for _ in range(3):
+        args = arguments()
+        expected, found = region(args), executable.replay(list(args))
+        assert all(map(torch.equal, found, expected))
+        assert [each.stride() for each in found] == [each.stride() for each in expected]
+
+
 def test_an_operator_that_changes_its_list_is_given_a_new_one_each_time(driver: HostDriver) -> None:
     """This one puts indices in bounds into the list of indices that it is given."""
 
