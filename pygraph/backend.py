@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from pygraph import compat
-from pygraph.dump import dump_launches, dump_program, graph_dir, trace_report
+from pygraph.dump import dump_launches, dump_program, graph_dir, saving_inputs, trace_report
 from pygraph.errors import CaptureError, OptionError, PassError
 from pygraph.frontend.location import GraphOrigin, common_module, origin_of
 from pygraph.inductor.emitted import program_record
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
     from pygraph.inductor.emitted import EmittedProgram, ProgramRecord, Step
     from pygraph.ir import Graph
-    from pygraph.passes.manager import PipelineResult
+    from pygraph.passes.manager import PassManager, PipelineResult
 
 __all__ = ["attach", "driver_for", "pygraph"]
 
@@ -207,6 +207,8 @@ class _Compiler:
             _raise_if_uncaptured(report)
         with _timed(report, "write_back"), _blaming(ran, graph):
             report.notes += write_back(gm, graph, lifted)
+        saved = self.settings.dump_inputs and graph_dir(self.settings.dump_dir, report)
+        constants = _constants(gm) if saved else {}
         with _timed(report, "inductor"):
             tag = f"{self.user_tag}|pygraph {program_key(decision, manager.passes)}"
             inputs = inputs_in_use(gm, example_inputs)
@@ -219,7 +221,9 @@ class _Compiler:
         run = attach(program, facts, report, self.settings)
         if kept:
             mark_cached(run, program)
-        return run
+        if not saved:
+            return run
+        return _boxed(saving_inputs(saved, [value.name for value in graph.inputs], constants, run), report)
 
     def _static_inputs(self, gm: torch.fx.GraphModule, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
         from pygraph.frontend.lift import backward_static_inputs
@@ -246,6 +250,38 @@ class _Compiler:
             return _boxed(program, report)
         trace_report(report)
         return run
+
+
+def compile_module(
+    gm: torch.fx.GraphModule,
+    fakes: Sequence[Any],
+    graph: Graph,
+    passes: PassManager,
+    settings: Settings,
+    *,
+    exact: bool,
+) -> tuple[Boxed, GraphReport]:
+    """Compile ``gm``, the module that a partitioned ``graph`` stands for, and put its regions in. What fails is raised.
+
+    ``exact``: its regions are to be those of the program.
+    """
+    from pygraph.inductor.compile import compile_under, pass_context, program_key
+    from pygraph.inductor.decision import decide
+
+    report = open_report(graph.kind)
+    context = pass_context(graph)
+    decision = decide(graph, context.device, passes.text, exact=exact)
+    report.device, report.pipeline, report.graph, report.model = decision.device, passes.text, graph, context.model
+    static = tuple(position for position, value in enumerate(graph.inputs) if value.static)
+    kwargs = {
+        "static_input_idxs": static,
+        "is_backward": graph.kind == "backward",
+        "is_inference": graph.kind == "inference",
+    }
+    tag = f"{compat.compiler_config.cache_key_tag}|pygraph {program_key(decision, passes.passes)}"
+    program = compile_under(decision, passes.passes, gm, fakes, kwargs, tag)
+    facts = _facts(program, graph, decision, report, tag, settings.strict)
+    return attach(program, facts, report, settings), report
 
 
 def _kind(kwargs: Mapping[str, Any]) -> str:
@@ -276,6 +312,12 @@ def _blaming(ran: PipelineResult, graph: Graph) -> Iterator[None]:
 
 def _modules(gm: torch.fx.GraphModule) -> list[tuple[str, torch.fx.GraphModule]]:
     return [(path, m) for path, m in gm.named_modules() if isinstance(m, torch.fx.GraphModule)]
+
+
+def _constants(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors that ``gm`` holds itself."""
+    found = ((str(node.target), getattr(gm, str(node.target), None)) for node in gm.graph.find_nodes(op="get_attr"))
+    return {target: value for target, value in found if isinstance(value, torch.Tensor)}
 
 
 def _restore_graphs(gm: torch.fx.GraphModule, original: Mapping[str, torch.fx.Graph]) -> None:

@@ -766,6 +766,30 @@ def inductor_timing() -> SimpleNamespace:
 # -- traces: structured artifacts for tlparse ----------------------------------------------------------------------
 trace_structured = _find("torch._logging.trace_structured", cost="TORCH_TRACE shows nothing of PyGraph")
 
+# -- graphs from files: fake results, of which some sizes and numbers are not known before the graph runs -----------
+_FILES = "'pygraph run' fails"
+_ShapeEnv = _find("torch.fx.experimental.symbolic_shapes.ShapeEnv", cost=_FILES)
+_compute_unbacked_bindings = _find("torch.fx.experimental.symbolic_shapes.compute_unbacked_bindings", cost=_FILES)
+_tracing = _find("torch._guards.tracing", cost=_FILES)
+
+
+def fake_mode() -> FakeTensorMode:
+    """A mode for fake calls of operators, also of those whose results' sizes the data decides."""
+    env = _ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    return FakeTensorMode(shape_env=env)
+
+
+def bound_symbols(mode: FakeTensorMode, fake: Any) -> Any:
+    """The symbols that a fake result has brought, for ``meta["unbacked_bindings"]``; nothing if there is none."""
+    return _compute_unbacked_bindings(mode.shape_env, fake)
+
+
+def tracing_under(mode: FakeTensorMode) -> contextlib.AbstractContextManager[Any]:
+    """Have what compiles meanwhile find ``mode``."""
+    found: contextlib.AbstractContextManager[Any] = _tracing(TracingContext(mode))
+    return found
+
+
 # -- torch.compile: options of a backend, which it looks up by name and then wraps with its options ------------------
 _wrap_backend = _find(
     "torch._dynamo.repro.after_dynamo.wrap_backend_debug", cost="options are checked at the first call of a program"

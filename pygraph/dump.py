@@ -11,8 +11,9 @@ import contextlib
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,8 +21,15 @@ from pygraph import compat
 from pygraph.inductor.emitted import Step, annotate
 from pygraph.report.model import GraphReport
 from pygraph.runtime.contract import Program
+from pygraph.runtime.tensors import blocks, take
 
 _log = logging.getLogger("pygraph")
+
+INPUTS = "inputs.pt"
+"""The file of saved arguments: ``{"inputs": {name: tensor or number}, "constants": {target: tensor}}``."""
+_INPUTS_LIMIT = 2**30
+
+Boxed = Callable[[list[Any]], Any]
 
 _dumped: deque[tuple[Path, GraphReport]] = deque(maxlen=256)
 """What is written again at exit, when the reports know what was replayed."""
@@ -76,6 +84,38 @@ def dump_launches(folder: Path, region: int, program: Program) -> None:
             for launch in program.recording.launches
         ]
         (folder / f"region{region}.launches.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def saving_inputs(folder: Path, inputs: Sequence[str], constants: dict[str, Any], run: Boxed) -> Boxed:
+    """``run``, which writes the arguments of its first call into ``folder``, with the names of its ``inputs``."""
+    waiting = [None]
+
+    def first(args: list[Any]) -> Any:
+        if waiting:
+            waiting.clear()
+            with _warned(folder):
+                _save(folder / INPUTS, dict(zip(inputs, args, strict=True)), constants)
+            constants.clear()
+        return run(args)
+
+    return first
+
+
+def _save(path: Path, inputs: dict[str, Any], constants: dict[str, Any]) -> None:
+    tensors = [value for value in (*inputs.values(), *constants.values()) if isinstance(value, torch.Tensor)]
+    size = sum(block.nbytes for block in blocks(tensors))
+    if size > _INPUTS_LIMIT:
+        raise ValueError(f"the inputs take {size} bytes, and no more than {_INPUTS_LIMIT} are saved")
+    args = [*inputs.values(), *constants.values()]
+    copies = take([value.detach() if isinstance(value, torch.Tensor) else value for value in args], blocks(args)).args
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(
+        {
+            "inputs": dict(zip(inputs, copies, strict=False)),
+            "constants": dict(zip(constants, copies[len(inputs) :], strict=True)),
+        },
+        path,
+    )
 
 
 def _graph_text(report: GraphReport) -> str:

@@ -29,6 +29,7 @@ class Settings:
     Args:
         passes: pipeline text, or a sequence of passes and pipeline texts; None is the default pipeline
         dump_dir: folder for IR, programs and reports; None writes nothing
+        dump_inputs: write the arguments of each graph's first call there, too, up to 1 GiB, for ``pygraph run``
         frames: give each operator in the IR, dumped or reported, the user's calls that led to it
         strict: raise when an operator or a region cannot be captured, or PyGraph failed
         disable: compile with plain Inductor
@@ -49,6 +50,7 @@ class Settings:
 
     passes: Any = None
     dump_dir: str | None = None
+    dump_inputs: bool = False
     frames: bool = False
     strict: bool = False
     disable: bool = False
@@ -102,6 +104,7 @@ class Settings:
 _KINDS = {
     "passes": "pipeline text or a sequence of passes",
     "dump_dir": "a path",
+    "dump_inputs": "true or false",
     "frames": "true or false",
     "strict": "true or false",
     "disable": "true or false",
@@ -145,7 +148,7 @@ def _read(option: str, text: str) -> object:
 def _checked(option: str, name: str, value: Any) -> Any:
     """``value`` as the settings hold it. Raises OptionError, which calls it ``name``, for another kind of value."""
     match option, value:
-        case "frames" | "strict" | "disable" | "ledger", bool():
+        case "dump_inputs" | "frames" | "strict" | "disable" | "ledger", bool():
             return value
         case "capture_after", int() if not isinstance(value, bool) and value >= 2:
             return value

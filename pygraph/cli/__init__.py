@@ -1,7 +1,8 @@
-"""The command line: ``pygraph bench``, ``calibrate``, ``explain``, ``opt``, ``passes``, ``profile``. A module for each.
+"""The command line: ``pygraph bench``, ``calibrate``, ``explain``, ``opt``, ``passes``, ``profile``, ``run``.
 
-A command is imported when it is named, and torch when a command needs it: ``opt`` and ``passes`` work on text and start
-fast. A command fails with a place and a reason on stderr and exit status 1, never with a traceback for bad input.
+Each command is a module of its name, imported when it is named, and torch when a command needs it: ``opt`` and
+``passes`` work on text and start fast. A command fails with a place and a reason on stderr and exit status 1, never
+with a traceback for bad input.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from pygraph.errors import PygraphError, Span
 from pygraph.ir.text.words import name_text
 from pygraph.logs import configure, progress_lines
 
-_COMMANDS = ("bench", "calibrate", "explain", "opt", "passes", "profile")
+_COMMANDS = ("bench", "calibrate", "explain", "opt", "passes", "profile", "run")
 _CODES = """
 \b
 Exit status:
   0  done
-  1  a file, a graph, a pipeline or the script is at fault; stderr says where
+  1  a file, a graph, a pipeline or the script is at fault; stderr says where. 'run': a result differs
   2  the command line is wrong
   3  'explain --strict' or '--min-coverage': less was captured than was asked for
 """

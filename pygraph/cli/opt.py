@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+from collections.abc import Iterable
 from typing import IO, Any
 
 import click
@@ -60,8 +61,7 @@ def opt(
     if verify:
         import pygraph.frontend.meaning  # noqa: F401 - runs graphs, on torch, which takes a while
     with failing(source, text):
-        for module in load:
-            _import(module)
+        load_modules(load)
         try:
             described, context = read_header(text)
         except ValueError as error:
@@ -84,11 +84,12 @@ def opt(
     output.write(str(graph))
 
 
-def _import(module: str) -> None:
-    """Import a module of the user's, also from the working directory, as ``python -m`` does."""
+def load_modules(names: Iterable[str]) -> None:
+    """Import modules of the user's, also from the working directory, as ``python -m`` does."""
     if "" not in sys.path:
         sys.path.insert(0, "")
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        raise OptionError(f"--load {module}: {type(error).__name__}: {error}") from error
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise OptionError(f"--load {name}: {type(error).__name__}: {error}") from error

@@ -118,10 +118,8 @@ class _Writer:
         """Insert a new node before the first kept node that follows it in the IR."""
         after = self.graph.nodes[self.graph.nodes.index(node) + 1 :]
         anchor = next((self.by_name[n.name] for n in after if n.name in self.by_name), self.fx.output_node())
-        target = resolve_op(node.op)
         args, kwargs = self._args(node)
-        if target is _MOVE and isinstance(args[0], FxNode) and args[0].op == "get_attr":
-            target, args = _LIFT, (_moved_constant(self.gm, args[0], args[1]),)
+        target, args = lifted_constant(self.gm, resolve_op(node.op), args)
         with self.fx.inserting_before(anchor):
             made = self.fx.create_node("call_function", target, args, kwargs, name=node.name)
         if made.name != node.name:
@@ -194,6 +192,13 @@ class _Writer:
 
 
 # -- constants and fake results ----------------------------------------------------------------------------------------
+
+
+def lifted_constant(gm: torch.fx.GraphModule, target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The call of ``target`` on ``args``, as Inductor accepts it: a constant of ``gm`` is moved here, and lifted."""
+    if target is _MOVE and isinstance(args[0], FxNode) and args[0].op == "get_attr":
+        return _LIFT, (_moved_constant(gm, args[0], args[1]),)
+    return target, args
 
 
 def _moved_constant(gm: torch.fx.GraphModule, constant: FxNode, device: torch.device) -> FxNode:
