@@ -147,7 +147,7 @@ def text_graphs(draw: st.DrawFn, max_nodes: int = 5, depth: int = 1) -> Graph:
             graph.add_order(first, then)
     values = list(graph.values())
     graph.set_outputs(draw(st.lists(literals(values), max_size=3)))
-    parameters = st.builds(Parameter, names, strings, st.none() | st.floats())
+    parameters = st.builds(Parameter, names, strings)
     table = st.dictionaries(st.sampled_from(values), parameters, max_size=2) if values else st.just({})
     for index in draw(st.lists(st.integers(-2, 5), max_size=2, unique=True)):
         graph.regions[index] = Region(draw(table), draw(metas))

@@ -1,11 +1,9 @@
-"""A device model measured on this machine: four kinds of figures, kept on disk, read by every compilation.
+"""A device model measured on this machine: two kinds of figures, kept on disk, read by every compilation.
 
 The passes weigh what they decide with a ``DeviceModel``. Two are built in. ``calibrate`` times small programs
 and fills one in; ``store`` keeps it for this device, driver and versions; ``store.stored_model`` is all that
 compilations use::
 
-    launches    uncaptured(n) = n · launch_us          replayed(n) = replay_us + n · node_us
-    patches     replayed(n), every argument moved = replayed(n) + n · patch_us
     memory      a pointwise kernel: kernel_us + bytes / bandwidth_gbs
     products    a matrix product: flops / gflops, by element type
 """

@@ -11,10 +11,6 @@ from pygraph.cli import Failure, failing
 from pygraph.logs import working
 
 _FIGURES = {  # what is printed of a model, by field
-    "launch_us": "uncaptured launch, µs",
-    "replay_us": "replay, µs",
-    "node_us": "captured launch, µs",
-    "patch_us": "patched launch, µs",
     "kernel_us": "smallest kernel, µs",
     "bandwidth_gbs": "memory, GB/s",
     "peak_gflops": "matrix products, GFLOP/s",

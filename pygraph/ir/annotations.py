@@ -71,14 +71,10 @@ def unit_of(node: KernelNode) -> int | KernelNode:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """How a region gets the address of one value that it reads from outside: ``static`` or ``patched``.
-
-    ``cost_us`` is the modelled host time per call in µs, or None when unknown.
-    """
+    """How a region gets the address of one value that it reads from outside: ``static`` or ``patched``, and why."""
 
     decision: str
     reason: str
-    cost_us: float | None = None
 
 
 @dataclass(slots=True, eq=False)

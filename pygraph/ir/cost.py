@@ -54,16 +54,12 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """Rates and overheads of one device, to turn a cost into µs.
+    """Rates of one device, to turn a cost into µs.
 
     Args:
         name: the device, in words
         bandwidth_gbs: memory traffic, GB/s
         peak_gflops: arithmetic, GFLOP/s (dense, the common training type), where ``peaks`` says nothing of a type
-        launch_us: host time to launch one kernel without a graph, µs
-        replay_us: host time to launch a captured region, µs
-        node_us: further host time per captured launch, µs
-        patch_us: host time to patch one launch's addresses, µs
         kernel_us: device time that a kernel takes however small, µs
         peaks: rate of matrix products by element type (its name in ``.pgir`` text), GFLOP/s
         source: origin of the figures
@@ -72,10 +68,6 @@ class DeviceModel:
     name: str
     bandwidth_gbs: float
     peak_gflops: float
-    launch_us: float
-    replay_us: float
-    node_us: float
-    patch_us: float
     kernel_us: float
     peaks: Mapping[str, float] = field(default_factory=dict)
     source: str = "built-in"
@@ -121,11 +113,11 @@ class DeviceModel:
             raise ValueError(f"not a device model: {error}") from error
 
 
-H200 = DeviceModel("h200", 4300.0, 790_000.0, 2.7, 0.9, 0.0011, 0.24, 1.0)
+H200 = DeviceModel("h200", 4300.0, 790_000.0, 1.0)
 """Measured on one H200 with CUDA 13.0; bandwidth counts bytes read and written, the rate is dense bf16."""
 
-HOST = DeviceModel("host", 12.0, 60.0, 1.6, 2.5, 0.25, 0.01, 0.2)
-"""A small CPU: overheads are those of Inductor's Python wrapper and of the host driver's replay."""
+HOST = DeviceModel("host", 12.0, 60.0, 0.2)
+"""A small CPU."""
 
 MODELS = {"cpu": HOST, "cuda": H200}
 """The built-in device models, by the kind of device whose work is captured: used where none was calibrated."""

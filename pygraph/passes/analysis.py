@@ -27,7 +27,7 @@ def dependence_lists(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
 
 @dataclass(frozen=True, slots=True)
 class RegionView:
-    """One region, and who uses which memory in it. Memory goes by the value that brings it in or makes it there.
+    """One region.
 
     Args:
         nodes: in program order
@@ -35,8 +35,6 @@ class RegionView:
         results: values that are used outside, or returned, in order of definition
         launches: their number, besides those of nodes that the region calls; None when unknown
         segments: runs of launches without such calls between them
-        owners: for each value in sight, the values whose memory it may lie in (several, where an alias is ambiguous)
-        uses: launches that are given an address in that memory; None when unknown
     """
 
     nodes: Sequence[KernelNode]
@@ -44,8 +42,6 @@ class RegionView:
     results: Sequence[Value]
     launches: float | None
     segments: int
-    owners: Mapping[Value, Sequence[Value]]
-    uses: Mapping[Value, float | None]
 
 
 def region_views(graph: Graph) -> dict[int, RegionView]:
@@ -68,18 +64,7 @@ def _view(nodes: Sequence[KernelNode], returned: frozenset[Value], values: Mappi
     launches = [0.0 if eager else evaluate(n.cost.launches, values) for n, eager in zip(nodes, called, strict=True)]
     pairs = zip(called, launches, strict=True)
     kinds = [Kind.OUTSIDE if eager else Kind.FREE if count == 0 else Kind.LAUNCHES for eager, count in pairs]
-    owners: dict[Value, tuple[Value, ...]] = {value: (value,) for value in reads}
-    uses: dict[Value, list[float | None]] = {value: [] for value in reads}
-    for node, count in zip(nodes, launches, strict=True):
-        for index, output in enumerate(node.outputs):
-            sources = [node.inputs[operand] for position, operand in node.effects.aliases if position == index]
-            owners[output] = tuple(dict.fromkeys(owner for source in sources for owner in owners[source])) or (output,)
-            if not sources:
-                uses[output] = []
-        for owner in dict.fromkeys(owner for value in (*node.inputs, *node.outputs) for owner in owners[value]):
-            uses[owner].append(count)
-    counted = {value: known_sum(counts) for value, counts in uses.items()}
-    return RegionView(nodes, list(reads), results, known_sum(launches), len(runs(kinds)), owners, counted)
+    return RegionView(nodes, list(reads), results, known_sum(launches), len(runs(kinds)))
 
 
 def known_sum(counts: Iterable[float | None]) -> float | None:

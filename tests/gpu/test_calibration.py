@@ -7,10 +7,6 @@ import torch
 from pygraph.calibration.calibrate import calibrate
 
 BOUNDS = {
-    "launch_us": (0.5, 20.0),
-    "replay_us": (0.2, 50.0),
-    "node_us": (0.0, 1.0),
-    "patch_us": (0.01, 20.0),
     "kernel_us": (0.3, 20.0),
     "bandwidth_gbs": (200.0, 10_000.0),
     "peak_gflops": (10_000.0, 10_000_000.0),

@@ -46,7 +46,7 @@ def test_a_text_says_what_the_graph_holds() -> None:
     assert copy.effects == Effects((0,), ((0, 0),), (1,), rng="cuda:0", dynamic=True, collective="0")
     assert list(copy.after) == [stop]
     assert graph.outputs == (copy.output, None, vm.outputs[0])
-    assert graph.regions[0].parameters == {x: Parameter("patched", "moves", 0.2), w: Parameter("static", "guarded")}
+    assert graph.regions[0].parameters == {x: Parameter("patched", "moves"), w: Parameter("static", "guarded")}
     assert {key: found.name for key, found in graph.subgraphs.items()} == {"sub": "sub", "other": "tw\no"}
 
 

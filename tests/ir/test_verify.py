@@ -248,7 +248,7 @@ PARAMETERS = """graph @g {{stage = {stage}, operators = [f]}} (%x : f32[4]@cpu, 
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        ('%x: patched "" 0.2, %n: static ""', None),
+        ('%x: patched "", %n: static ""', None),
         ('%n: static ""', "takes %x from outside"),
         ('%x: static "", %n: static "", %a: static ""', "does not take its parameter %a"),
         ('%x: guessed "", %n: static ""', "unknown decision 'guessed'"),

@@ -1,8 +1,6 @@
-"""Indirection: what becomes of each value that a region reads from outside, why, and at which modelled cost."""
+"""Indirection: what becomes of each value that a region reads from outside, and why."""
 
 from __future__ import annotations
-
-import pytest
 
 from pygraph.ir import H200, Graph, OpaqueType, Parameter
 from pygraph.passes import PassContext, PassManager
@@ -29,14 +27,3 @@ def test_what_keeps_its_address_is_static() -> None:
     x.role = "constant"
     y.type = OpaqueType("generator")
     assert [parameter.decision for parameter in decide(graph).values()] == ["static"] * 4 + ["patched"]
-
-
-def test_launches_that_take_an_address_are_counted_also_behind_views() -> None:
-    parameter = decide(build("v: view x", "w1: view v", "a: launch w1", "b: launch v", "c: launch x y"))["x"]
-    assert parameter == Parameter("patched", "patching 3 × 0.24 µs", pytest.approx(3 * H200.patch_us))
-
-
-def test_unknown_launches_are_patched_at_unknown_cost_and_spoil_what_they_touch_alone() -> None:
-    parameters = decide(build("a: unknown x", "b: launch y", "c: launch x"))
-    assert parameters["x"] == Parameter("patched", "the number of launches is unknown", None)
-    assert parameters["y"].cost_us == pytest.approx(H200.patch_us)

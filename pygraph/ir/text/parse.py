@@ -234,8 +234,7 @@ class _Parser(Reader):
     def _parameter(self) -> tuple[Reference, Parameter]:
         reference = self._reference()
         self.expect(":")
-        decision, reason = self._word(), self._string()
-        return reference, Parameter(decision, reason, None if self.next.text in (",", ")") else self._number())
+        return reference, Parameter(self._word(), self._string())
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 

@@ -155,9 +155,9 @@ def _meta_texts(meta: Meta) -> Iterator[str]:
 
 
 def _region_text(index: int, region: Region) -> str:
-    parameters = []
-    for value, parameter in region.parameters.items():
-        cost = "" if parameter.cost_us is None else f" {parameter.cost_us!r}"
-        parameters.append(f"{value!r}: {word_text(parameter.decision)} {quote(parameter.reason)}{cost}")
+    parameters = (
+        f"{value!r}: {word_text(parameter.decision)} {quote(parameter.reason)}"
+        for value, parameter in region.parameters.items()
+    )
     meta = ", ".join(_meta_texts(region.meta))
     return f"{index} " + (f"{{{meta}}} " if meta else "") + f"({', '.join(parameters)})"
