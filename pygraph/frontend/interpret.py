@@ -191,7 +191,17 @@ class _Run:
         if generator is not None and self.how.seed is not None:
             self.draws[generator] += 1
             torch.manual_seed(self.how.seed + self.draws[generator])
-        return [leaf for _, leaf in leaves_of(resolve_op(node.op)(*args, **attrs))]
+        results = [leaf for _, leaf in leaves_of(resolve_op(node.op)(*args, **attrs))]
+        return results if self.how.device is None else self._apart(node, results)
+
+    def _apart(self, node: KernelNode, results: list[Any]) -> list[Any]:
+        """``results``, with copies of those that are an operand only because all is on one device: a move to it."""
+        shared = {result for result, _ in node.effects.aliases}
+        given = {_storage(self.values[value]) for value in node.inputs} - {None}
+        return [
+            result.clone() if place not in shared and _storage(result) in given else result
+            for place, result in enumerate(results)
+        ]
 
     def _arg(self, arg: Arg) -> Any:
         return to_fx_arg(self._placed(arg), self.values.__getitem__, self._other)
@@ -213,6 +223,10 @@ class _Run:
             return tuple(returned(graph, inner.run(inputs)))
 
         return call
+
+
+def _storage(value: Any) -> int | None:
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None
 
 
 def _type_of(value: object) -> str:

@@ -81,6 +81,20 @@ def test_draws_of_one_seed_are_equal_and_torchs_own_are_left_alone() -> None:
     assert [tuple(x.shape) for x in draw_inputs(graph, other)[:2]] == [(7, 3), (7,)]
 
 
+def test_a_move_is_a_copy_where_all_runs_on_one_device() -> None:
+    graph = parse_graph("""
+    graph @main (%x : f32[4]@cpu) {
+      %d = prims.device_put.default(%x, @cuda:0) : f32[4]@cuda:0
+      %v = aten.view.default(%d, [2, 2]) : f32[2, 2]@cuda:0 !reads[] !aliases[0:0]
+      %w = aten.add_.Tensor(%x, 1) : f32[4]@cpu !writes[0] !aliases[0:0]
+      return (%d, %w, %x, %v)
+    }
+    """)
+    moved, written, x, view = returned(graph, evaluate(graph, [torch.zeros(4)], Evaluation(device="cpu")))
+    assert (moved.sum(), written.sum(), x.sum()) == (0, 4, 4)
+    assert view.data_ptr() == moved.data_ptr()
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
