@@ -17,6 +17,10 @@ from pygraph.cache import user_dir
 from pygraph.passes import manager
 
 _ROOT = Path(__file__).parents[1]
+
+# Workers of Inductor's take seconds to start, in each process, and a test compiles few kernels.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 _numbers = itertools.count()
 
 _LIBRARIES = Path(os.environ.get("PYGRAPH_CACHE_DIR") or user_dir()).expanduser() / "native"

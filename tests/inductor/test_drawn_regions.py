@@ -206,7 +206,7 @@ def test_the_report_says_that_a_program_on_several_streams_is_not_cut(monkeypatc
         scheduler._multi_stream_nodes = False
 
     monkeypatch.setattr(Scheduler, "process_grouped_nodes", with_several_streams)
-    with config.patch(force_disable_caches=True):
+    with config.patch(fx_graph_cache=False):
         report = drawn(products, square(), square(), draw=Draw("000111"))
     assert len(report.regions) == 1
     assert "several streams" in report.record.differences[0]

@@ -51,7 +51,7 @@ def branch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_an_operator_writes_behind_what_was_read_before(program: Callable[..., torch.Tensor]) -> None:
     if program is branch and torch.__version__.startswith("2.11."):
         pytest.skip("torch.cond refuses branches that write")
-    with config.patch(force_disable_caches=True), torch.no_grad():
+    with config.patch(fx_graph_cache=False), torch.no_grad():
         ours = torch.compile(program, backend="pygraph")
         for call in range(4):
             given = [torch.arange(8.0) + call, torch.ones(8)]
@@ -78,7 +78,7 @@ def test_metrics_that_are_computed_behind_the_optimizer_have_the_old_weights() -
 
     (ours, step), (theirs, expected) = make(), make()
     step = pygraph.train_step(step, fullgraph=True)
-    with foreach_in_place(), config.patch(force_disable_caches=True):
+    with foreach_in_place(), config.patch(fx_graph_cache=False):
         for call in range(4):
             x = torch.arange(8.0) - call
             torch.testing.assert_close(step(x), expected(x))
@@ -98,7 +98,7 @@ def test_an_operator_outside_of_regions_reads_an_input_before_its_last_write(fal
 
     passes = "legality{forbid=[aten.sort.default]},placement,partitioning"
     options = {"passes": passes, "inductor": {"fallback_by_default": fallbacks}}
-    with config.patch(force_disable_caches=True), torch.no_grad():
+    with config.patch(fx_graph_cache=False), torch.no_grad():
         ours = torch.compile(program, backend="pygraph", options=options)
         for _ in range(4):
             x, y = torch.randn(4, 4), torch.randn(4, 4)

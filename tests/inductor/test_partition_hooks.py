@@ -159,7 +159,7 @@ def test_operands_keep_what_was_written_before_the_cut(function: Callable[..., A
     """They lie in the result, which is allocated once."""
     passes = forbidding("aten.sort.default")
     ours = torch.compile(function, backend="pygraph", options={"passes": passes, "ledger": False}, dynamic=dynamic)
-    with config.patch(force_disable_caches=True), torch.no_grad():
+    with config.patch(fx_graph_cache=False), torch.no_grad():
         for size in (8, 8, 8, 8, 12, 12, 12) if dynamic else (8,) * 5:
             x = torch.randn(size, size)
             trash = [torch.full((4 * size, 4 * size), float("nan")) for _ in range(8)]  # what new memory holds
@@ -223,7 +223,7 @@ def test_a_write_is_seen_by_other_views_that_operators_return(
         "ledger": False,
         "inductor": {"fallback_by_default": True},
     }
-    with config.patch(force_disable_caches=True):
+    with config.patch(fx_graph_cache=False):
         compiled = torch.compile(function, backend="pygraph", options=options, dynamic=dynamic)
         for call in range(4):
             ours, theirs = (torch.full((24,), float(call) / 2) for _ in range(2))

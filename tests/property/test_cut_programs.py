@@ -134,7 +134,7 @@ def poison() -> None:
 def results(function: Callable[..., Any], aliased: bool) -> list[torch.Tensor]:
     """What calls return, and what they leave of their inputs. ``aliased``: two inputs are one."""
     found: list[torch.Tensor] = []
-    with config.patch(force_disable_caches=True), torch.no_grad():
+    with config.patch(fx_graph_cache=False), torch.no_grad():
         for call in range(CALLS):
             generator = torch.Generator().manual_seed(call)
             given = [torch.randn(SIZE, SIZE, generator=generator) for _ in range(3)]
