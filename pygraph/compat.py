@@ -24,6 +24,7 @@ __all__ = [
     "MissingSymbolError",
     "Substitution",
     "absent",
+    "act_in_time",
     "announce",
     "before_shutdown",
     "check_options",
@@ -44,6 +45,7 @@ __all__ = [
     "others_partitions",
     "owe",
     "own_partitions",
+    "put_off",
     "set_dispatch_mode_flags",
     "substitute_variables",
     "untouched",
@@ -252,6 +254,7 @@ _compilations = _find(
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker", cost=_STEPS)
 _OutputGraph = _find("torch._dynamo.output_graph.OutputGraph", cost=_STEPS)
+_RestartAnalysis = _find("torch._dynamo.exc.RestartAnalysis", cost=_STEPS)
 _Unsupported = _find("torch._dynamo.exc.Unsupported", cost=_STEPS)
 _VariableTracker = _find("torch._dynamo.variables.base.VariableTracker", cost=_STEPS)
 _UserObject = _find("torch._dynamo.variables.UserDefinedObjectVariable", cost=_STEPS)
@@ -298,6 +301,47 @@ class _Untouched(_VariableTracker):  # type: ignore[misc, valid-type]
         mapping, name = args[0].realize(), args[1].as_python_constant()
         items = {key.vt.as_python_constant(): item for key, item in mapping.items.items()}
         return _ConstantVariable.create(_unread(items.get(name), mapping.source))
+
+
+def put_off(_object: Any, _mappings: Any, _names: tuple[str, ...]) -> None:
+    """Say that ``_object`` acts behind the program that is traced, and then changes items ``_names`` of ``_mappings``.
+    See ``act_in_time``."""
+
+
+class _PutOff(_VariableTracker):  # type: ignore[misc, valid-type]
+    """``put_off``, as Dynamo sees it."""
+
+    def call_function(self, tx: Any, args: Any, _kwargs: Any) -> Any:
+        vars(tx.output).setdefault("_pygraph_put_off", []).append(args[0].realize().value)
+        for mapping in args[1].realize().unpack_var_sequence(tx):
+            items, names = mapping.realize().items, args[2].as_python_constant()
+            items.update({key: _Late() for key in items if key.vt.as_python_constant() in names})
+        return _ConstantVariable.create(None)
+
+
+class _Late(_VariableTracker):  # type: ignore[misc, valid-type]
+    """An item that is to change. Nothing can be done with it, nor can a program return it."""
+
+
+def act_in_time() -> None:
+    """Where a program ends before the function that is traced returns, or uses what is to change, set ``puts_off`` of
+    the objects that put off acting in it to False, and have it traced again."""
+    compile_subgraph = _OutputGraph.compile_subgraph
+
+    def compile_settled(self: Any, tx: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
+        late = vars(self).get("_pygraph_put_off", ())
+        try:
+            if not late or not reason.graph_break:
+                return compile_subgraph(self, tx, reason, *args, **kwargs)
+        except _Unsupported:
+            if not late:
+                raise
+        for each in late:
+            each.puts_off = False
+        tx.speculation_log.clear()  # the next trace takes another way
+        raise _RestartAnalysis(restart_reason="what is put off is needed")
+
+    _OutputGraph.compile_subgraph = compile_settled
 
 
 def owe(_object: Any, _parameters: Any) -> None:
@@ -424,6 +468,8 @@ def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) 
             return _Untouched()
         if value is owe:
             return _Owe()
+        if value is put_off:
+            return _PutOff()
         found = substitute(self.tx.output, value)
         if found is None:
             return build(self, value)

@@ -54,6 +54,12 @@ _CONFIG = {"skip_nnmodule_hook_guards": False, "suppress_errors": True, "trace_a
 """How a training step is traced: with autograd inside, and again when a module has got hooks. What Dynamo or a compiler
 fails at runs as it is; with ``fullgraph`` that raises."""
 
+_NUMBERS = ("step", "mu_product", "mu", "eta")
+"""Entries of an optimizer's state that are single numbers: of float32, unless that is not the default dtype."""
+
+_SCHEDULED = ("lr", "momentum", "betas")
+"""Entries of a group that schedulers change."""
+
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """What holds the hooks of a leaf; None before the first."""
 
@@ -130,6 +136,7 @@ def install() -> None:
     compat.mend_number_writes()
     compat.keep_random_draws()
     compat.follow_backward(_average_gradients)
+    compat.act_in_time()
 
 
 def _substitute(trace: object, value: Any) -> compat.Substitution | None:
@@ -400,17 +407,30 @@ def _counters_to_device(optimizer: Optimizer) -> None:
 
 
 class _View:
-    """An optimizer as its own ``step`` sees it in a graph: with other groups, and nothing left for it to scale."""
+    """An optimizer as its own ``step`` sees it in a graph: with other groups, and nothing left for it to scale.
+
+    ``widened`` pairs single numbers of the state of float64 parameters with what the update has in place of them.
+    Outside of a graph it computes with Python's floats.
+    """
 
     def __init__(self, optimizer: Any, param_groups: list[dict[str, Any]]) -> None:
         self.optimizer = optimizer
         self.param_groups = param_groups
         self.state = {}
+        self.widened: list[tuple[torch.Tensor, torch.Tensor]] = []
         for group, entries in zip(param_groups, optimizer._pygraph_states):  # noqa: B905 - Dynamo has no strict
             for p, entry in zip(group["params"], entries):  # noqa: B905
-                self.state[p] = entry
+                self.state[p] = self._widened(entry) if p.dtype == torch.float64 else entry
         self.grad_scale = None
         self.found_inf = None
+
+    def _widened(self, entry: dict[str, Any]) -> dict[str, Any]:
+        wide = {}
+        for name in _NUMBERS:
+            if name in entry and isinstance(entry[name], torch.Tensor) and entry[name].dtype != torch.float64:
+                wide[name] = entry[name].double()
+                self.widened.append((entry[name], wide[name]))
+        return {**entry, **wide} if wide else entry
 
     def _init_group(self, *args: Any) -> Any:
         return self.optimizer._pygraph_init_group(self, *args)
@@ -458,6 +478,8 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         found_inf = getattr(self, "found_inf", None)
         if found_inf is None:
             self._pygraph_update(view, None)
+            for number, wide in view.widened:
+                number.copy_(wide)
             for gradient, old in kept:
                 gradient.copy_(old)
             return loss
@@ -471,6 +493,8 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         self._pygraph_update(view, None)
         for tensor, old in zip(changed, before):  # noqa: B905
             tensor.copy_(torch.where(found_inf > 0, old, tensor))
+        for number, wide in view.widened:
+            number.copy_(wide)
         for gradient, old in kept:
             gradient.copy_(old)
     return loss
@@ -830,10 +854,12 @@ class _UsedScheduler(Used):
 
 
 class _Scheduler:
-    """What stands for a scheduler: ``due`` counts its steps that are put off; all else is asked of itself."""
+    """What stands for a scheduler: ``due`` counts its steps that are put off; all else is asked of itself.
+    ``puts_off``: nothing behind a step of it asks for what it changes."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.due = 0
+        self.puts_off = True
         self.optimizer = scheduler.optimizer
         self._pygraph_real = weakref.ref(scheduler)
 
@@ -843,11 +869,17 @@ class _Scheduler:
 
     def step(self, *args: Any) -> None:
         """Put off one step, where it can be; otherwise make it at once, outside of the graph."""
-        if args or not torch.compiler.is_compiling() or not hasattr(self.optimizer, "_pygraph_key"):
+        if (
+            args
+            or not self.puts_off
+            or not torch.compiler.is_compiling()
+            or not hasattr(self.optimizer, "_pygraph_key")
+        ):
             _hand_over(self, "step", *args)
             return
         self.due = self.due + 1
         self.optimizer._pygraph_scheduled = True  # type: ignore[attr-defined]
+        compat.put_off(self, self.optimizer.param_groups, _SCHEDULED)
 
     def get_last_lr(self) -> Any:
         """Of the scheduler, once its steps are made."""

@@ -50,11 +50,11 @@ def train_step(
 
     Optimizers of ``torch.optim`` are traced into it, with a ``GradScaler`` and its overflow branch. Learning rates (and
     betas of Adam and AdamW) are values on the device: a scheduler causes no recompilation. ``scheduler.step()`` inside
-    of ``step`` is done when ``step`` is over. With ``fullgraph``, gradients of DistributedDataParallel are averaged in
-    the graph. What Dynamo cannot trace ends the graph there and runs as it is, as under
-    ``torch.compile``; with ``fullgraph`` that raises instead. So do other optimizers, and any with step hooks. A call
-    under ``saved_tensors_hooks`` runs as it is. Counters of Adam (``state["step"]``) lie on the device of their
-    parameters from then on.
+    of ``step`` is done when ``step`` is over, unless the rest of ``step`` reads what it changes. With ``fullgraph``,
+    gradients of DistributedDataParallel are averaged in the graph. What Dynamo cannot trace ends the graph there and
+    runs as it is, as under ``torch.compile``; with ``fullgraph`` that raises instead. So do other optimizers, and any
+    with step hooks. A call under ``saved_tensors_hooks`` runs as it is. Counters of Adam (``state["step"]``) lie on the
+    device of their parameters from then on.
 
     Args:
         step: a function or a method; None makes a decorator of the other arguments

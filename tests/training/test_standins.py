@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import pygraph
-from tests.training.steps import DEVICE, Setup, assert_equal_training, assert_same_state, basic, batches, setup
+from tests.training.steps import DEVICE, Setup, assert_equal_training, assert_same_state, basic, batches, mlp, setup
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -431,6 +431,78 @@ def scaled(of: Setup, scaler: torch.amp.GradScaler | None = None) -> Callable[..
         return loss.detach()
 
     return step
+
+
+READS: dict[str, Callable[[torch.optim.Optimizer, Any], Any]] = {
+    "group": lambda optimizer, _: optimizer.param_groups[0]["lr"],
+    "twice": lambda optimizer, _: 2 * optimizer.param_groups[0]["lr"],
+    "last rate": lambda _, scheduler: scheduler.get_last_lr()[0],
+    "epoch": lambda _, scheduler: scheduler.last_epoch,
+    "state": lambda _, scheduler: scheduler.state_dict()["_last_lr"][0],
+}
+
+
+@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_read_behind_a_scheduler_is_todays(how: str, before: bool) -> None:
+    """Also where the step has read it before."""
+
+    def logging(of: Setup) -> Callable[..., Any]:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(of.optimizer, 0.5)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            earlier = READS[how](of.optimizer, scheduler) if before else 0
+            loss = basic(of)(x, y)
+            scheduler.step()
+            return loss, torch.tensor(earlier), torch.tensor(READS[how](of.optimizer, scheduler))
+
+        return step
+
+    ours, theirs = sgd(), sgd()
+    assert_equal_training(pygraph.train_step(logging(ours)), logging(theirs), ours, theirs, steps=5)
+
+
+def test_a_whole_graph_cannot_read_a_rate_behind_a_scheduler() -> None:
+    of = sgd()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(of.optimizer, 0.5)
+
+    @pygraph.train_step(fullgraph=True)
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        loss = basic(of)(x, y)
+        scheduler.step()
+        return loss, of.optimizer.param_groups[0]["lr"]
+
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+        step(*batches(1)[0])
+
+
+EXACT: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "tensor": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01, dtype=torch.float64)),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.01, t0=2),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, lr_decay=0.1),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_parameters_of_float64_are_updated_as_exactly_as_in_eager(name: str) -> None:
+    """Eager keeps NAdam's product of momenta in float32, and so adds an error; digits cancel in RAdam's variance."""
+    ours, theirs = setup(EXACT[name], lambda: mlp().double()), setup(EXACT[name], lambda: mlp().double())
+    step, eager = pygraph.train_step(basic(ours)), basic(theirs)
+    for x, y in batches(8):
+        step(x.double(), y.double())
+        eager(x.double(), y.double())
+    error = {"nadam": 1e-7, "radam": 1e-9}.get(name, 1e-12)
+    for mine, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=error, atol=error)
+    kinds = [[value.dtype for value in state.values()] for state in ours.optimizer.state.values()]
+    assert kinds == [[value.dtype for value in state.values()] for state in theirs.optimizer.state.values()]
 
 
 def test_an_overflow_leaves_counters_of_float64_as_they_are() -> None:
