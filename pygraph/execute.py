@@ -18,7 +18,7 @@ import torch
 
 from pygraph import compat
 from pygraph.backend import compile_module
-from pygraph.errors import PygraphError
+from pygraph.errors import OptionError, PygraphError
 from pygraph.frontend.interpret import Evaluation, draw_inputs, evaluate, returned
 from pygraph.frontend.names import FrontendError
 from pygraph.frontend.types import TypeReader
@@ -29,6 +29,8 @@ from pygraph.ir import Graph, KernelNode, ScalarType, Stage, TensorType, Type, V
 from pygraph.ir.node import leaves
 from pygraph.ir.text.print import type_text
 from pygraph.passes import DEFAULT_PIPELINE, PassManager, parse_pipeline
+from pygraph.passes.legality.rules import captured_device
+from pygraph.passes.pipeline import nearest
 from pygraph.report.model import GraphReport
 from pygraph.runtime.nondeterminism import distance
 from pygraph.runtime.tensors import bits, blocks, same_bytes, take
@@ -99,6 +101,7 @@ def execute(graph: Graph, given: Inputs, pipeline: str | None = None) -> Executi
     Raises FrontendError for a graph or inputs that torch cannot run, with the ``node``; PassError for a pass that
     fails.
     """
+    _check_place(graph, given)
     ready = _Ready.of(graph, given)
     original = graph.clone()
     runs = [ready.run(original, shake) for shake in (None, 1, 2)]
@@ -125,6 +128,19 @@ def execute(graph: Graph, given: Inputs, pipeline: str | None = None) -> Executi
             found = compared.between_nodes(graph, passes, exact=exact) or found
             break
     return Execution(report, tuple(replayed), found, compared.unsure_names())
+
+
+def _check_place(graph: Graph, given: Inputs) -> None:
+    """Raise FrontendError for a device that torch has not, OptionError for a size that ``graph`` has not."""
+    types = [value.type for value in graph.values()]
+    if captured_device(graph) == "cuda" and not torch.cuda.is_available():
+        raise FrontendError("the graph is of a GPU, and torch finds none: --device cpu runs it on the CPU")
+    sizes = (size for type in types if isinstance(type, TensorType) for size in (*type.shape, *type.strides))
+    known = {symbol.name for size in sizes if not isinstance(size, int) for symbol in size.free_symbols}
+    known.update(graph.hints)
+    for name in given.sizes:
+        if name not in known:
+            raise OptionError(f"the graph has no symbol '{name}'{nearest(name, sorted(known))}")
 
 
 def _missing(graph: Graph) -> tuple[Any, ...]:
@@ -215,8 +231,11 @@ class _Ready:
         gm, fakes = module_of(graph, self.inputs, self.how.sizes, constant)
         settings = Settings(ledger=False, order="program", cache_dir=None)
         mode = compat.detect_fake_mode(fakes) or compat.fake_mode()
-        with compat.tracing_under(mode):
-            return compile_module(gm, fakes, graph, passes, settings, exact=exact)
+        try:
+            with compat.tracing_under(mode):
+                return compile_module(gm, fakes, graph, passes, settings, exact=exact)
+        except Exception as error:
+            raise FrontendError(f"Inductor cannot compile the graph: {type(error).__name__}: {error}") from error
 
     def call(self, run: Callable[[list[Any]], Any]) -> tuple[list[Any], Sequence[Any]]:
         """The arguments of a call, as it left them, and its results."""

@@ -84,6 +84,7 @@ def test_sizes_are_hints_or_given(dump: Dump) -> None:
     assert run("run", file).exit_code == 0
     assert run("run", file, "--size", f"{symbol[1]}=9").exit_code == 0
     assert run("run", file, "--size", "9").exit_code == 1
+    assert "the graph has no symbol 'n'" in run("run", file, "--size", "n=9").stderr
 
 
 TWO = """\
@@ -173,6 +174,22 @@ def test_an_operator_with_a_state_is_told_by_node(
     assert re.search(told, result.stdout), result.stdout
 
 
+def test_a_branch_on_the_device_runs(dump: Dump) -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() @ x, lambda x: x.cos() @ x, (x,)).relu()
+
+    folder = dump(branch, torch.randn(4, 4))
+    result = run("run", folder / "05-selection.pgir", "--inputs", folder / "inputs.pt")
+    assert result.exit_code == 0, result.stderr
+
+
+def test_a_graph_of_a_gpu_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, TWO.replace("@cpu", "@cuda:0"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "--device cpu runs it on the CPU" in run("run", file).stderr
+    assert run("run", file, "--device", "cpu").exit_code == 0
+
+
 def test_random_numbers_are_not_compared(dump: Dump) -> None:
     def noisy(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.sin() @ x, torch.rand_like(x) + x
@@ -186,7 +203,11 @@ def test_random_numbers_are_not_compared(dump: Dump) -> None:
     ("old", "new", "told"),
     [
         ("aten.relu.default(%c)", "aten.rleu.default(%c)", r"graph\.pgir:5:3: .*aten\.rleu\.default.*\n.*\n  \^\^"),
-        ("%b, %w) : f32[8, 8]", "%b, %w) : f32[8, 9]", r"graph\.pgir:4:3: .*f32\[8, 8\].*f32\[8, 9\].*\n.*\n  \^\^"),
+        (
+            "relu.default(%c) : f32[8, 8]",
+            "relu.default(%c) : f32[8, 9]",
+            r"graph\.pgir:5:3: .*f32\[8, 9\].*\n.*\n  \^\^",
+        ),
         ("aten.mm.default(%b, %w)", "aten.mm.default(%b)", r"graph\.pgir:4:3: .*node c.*\n.*\n  \^\^"),
         ("f32[8, 8]@cpu, %w", "f32[s0, 8]@cpu, %w", r"the size s0 is not known"),
         ("return", "retrun", r"graph\.pgir:6:3: .*\n.*\n +\^"),

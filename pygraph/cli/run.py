@@ -111,7 +111,7 @@ def _saved(path: str) -> Any:
     except FileNotFoundError as error:
         raise Failure(f"{path}: No such file") from error
     except Exception as error:  # any content but the right one
-        raise Failure(f"{path}: no inputs that 'dump_inputs' saved: {str(error).partition(chr(10))[0]}") from error
+        raise Failure(f"{path}: no inputs that 'dump_inputs' saved: tensors and numbers, by torch.save") from error
     if not isinstance(found, dict) or not isinstance(found.get("inputs"), dict):
         raise Failure(f"{path}: no inputs that 'dump_inputs' saved: it has no 'inputs' by name")
     return found

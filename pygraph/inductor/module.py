@@ -32,8 +32,7 @@ def module_of(
 ) -> tuple[fx.GraphModule, list[Any]]:
     """The module of ``graph``, and fake inputs like ``inputs``.
 
-    Raises FrontendError for what torch has nothing for, and what a fake call of an operator raises, with the name of
-    the ``node``.
+    Raises FrontendError, with the name of the ``node``, for what torch has nothing for, or cannot call with fakes.
 
     Args:
         graph: the graph
@@ -71,9 +70,11 @@ class _Maker:
         for node in self.graph.nodes:
             try:
                 self._node(node)
-            except Exception as error:
-                error.node = node.name  # type: ignore[attr-defined]
-                raise
+            except Exception as error:  # a fake call of an operator raises anything
+                reason = str(error) if isinstance(error, FrontendError) else f"{type(error).__name__}: {error}"
+                failure = FrontendError(f"{node.op} cannot be compiled at node {node.name}: {reason}")
+                failure.node = node.name  # type: ignore[attr-defined]
+                raise failure from error
         self.fx.output(tuple(to_fx_arg(arg, self.env.__getitem__, self._other) for arg in self.graph.outputs))
         self.gm.recompile()
         return self.gm
@@ -93,7 +94,7 @@ class _Maker:
         args = tuple(to_fx_arg(arg, self.env.__getitem__, self._other) for arg in node.args)
         kwargs = {key: to_fx_arg(arg, self.env.__getitem__, self._other) for key, arg in node.attrs.items()}
         target, args = lifted_constant(self.gm, target, args)
-        known = fx.map_arg((args, kwargs), lambda operand: operand.meta["val"])
+        known = fx.map_arg((args, kwargs), self._held)
         with self.mode:
             fake = target(*known[0], **known[1])
         made = self._named(node.name, fake, "call_function", target, args, kwargs)
@@ -105,6 +106,10 @@ class _Maker:
             raise FrontendError(f"{node.op} has {len(leaves)} results, not {len(node.outputs)}")
         for value, (path, _) in zip(node.outputs, leaves, strict=True):
             self.env[value] = self._item(made, path)
+
+    def _held(self, node: fx.Node) -> Any:
+        """The fake result of a node, or the graph that it stands for."""
+        return node.meta["val"] if "val" in node.meta else getattr(self.gm, str(node.target))
 
     def _item(self, node: fx.Node, path: Sequence[Any]) -> fx.Node:
         for index in path:
