@@ -32,6 +32,7 @@ from pygraph.passes import DEFAULT_PIPELINE, PassManager, parse_pipeline
 from pygraph.passes.legality.rules import captured_device
 from pygraph.passes.pipeline import nearest
 from pygraph.report.model import GraphReport
+from pygraph.runtime.native_build import waiting_for_builds
 from pygraph.runtime.nondeterminism import distance
 from pygraph.runtime.tensors import bits, blocks, same_bytes, take
 from pygraph.settings import Settings
@@ -240,7 +241,7 @@ class _Ready:
     def call(self, run: Callable[[list[Any]], Any]) -> tuple[list[Any], Sequence[Any]]:
         """The arguments of a call, as it left them, and its results."""
         args = self.copies()
-        with torch.random.fork_rng(enabled=True), torch.no_grad():
+        with torch.random.fork_rng(enabled=True), torch.no_grad(), waiting_for_builds():
             torch.manual_seed(self.how.seed or 0)
             return args, run(list(args))
 

@@ -697,6 +697,19 @@ def test_a_script_that_is_explained_waits_for_the_build(late: None, tmp_path: Pa
     assert "native-unavailable" in shown.output
 
 
+def test_a_graph_that_is_run_waits_for_the_build(late: None, broken: Path, tmp_path: Path) -> None:
+    torch.compile(lambda x: torch.relu(x @ x) + 1, backend="pygraph", options={"dump_dir": str(tmp_path)})(
+        torch.randn(3, 3)
+    )
+    with native_build.waiting_for_builds():
+        HostDriver().unready()
+    pygraph.reset()
+    broken.unlink()
+    pygraph.retry()
+    run("run", next(tmp_path.rglob("05-selection.pgir")))
+    assert reasons() == ["native-unavailable"]
+
+
 # -- where they lie ----------------------------------------------------------------------------------------------------
 
 
