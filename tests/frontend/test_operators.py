@@ -53,3 +53,10 @@ def test_a_custom_operator_is_known_once_its_library_is() -> None:
         "import sys; from pygraph.ir import *; verify(parse_graph(sys.stdin.read())); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], input=text, text=True, check=True)
+
+
+def test_a_text_that_is_read_and_printed_declares_what_it_did_before() -> None:
+    """Whatever torch knows in this process beyond the table."""
+    text = Path(__file__).parents[1].joinpath("ir", "sample.pgir").read_text(encoding="utf-8")
+    assert "operators =" not in text.partition("\n")[0]
+    assert str(parse_graph(text)) == text

@@ -164,6 +164,7 @@ class _Parser(Reader):
         name = self.kind("symbol")
         graph = Graph(self._name(name))
         self._once(self._optional(lambda: self._setting(graph)))
+        declared = graph.operators.copy()
         self.items(lambda: self._input(graph), "()")
         self.expect("{")
         fills: list[Callable[[], None]] = []
@@ -174,6 +175,7 @@ class _Parser(Reader):
         self.expect("}")
         for fill in fills:
             fill()
+        graph.operators = declared  # whatever torch knows in this process: a text says the same in each
         graph.set_outputs(self._resolve(graph, tuple(outputs)))
         if self.accept("regions"):
             self.items(lambda: self._region(graph), "{}", separator="")
