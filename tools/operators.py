@@ -56,12 +56,15 @@ def operators() -> Iterator[tuple[str, Signature]]:
 
 
 def kind_of(op: Any) -> str:
-    """The kind of an elementwise operator, as it behaves on small tensors; empty where it does not broadcast."""
+    """The kind of an elementwise operator, as it behaves on small tensors, and as its fake kernel says; empty where it
+    does not broadcast."""
     if torch.Tag.pointwise not in op.tags:
         return ""
     kinds = set()
-    for dtype, shapes in itertools.product((torch.float64, torch.float32), (((4, 3), (4, 3)), ((3,), (4, 3)))):
-        given = [_sample(argument, dtype, shapes) for argument in op._schema.arguments if not argument.kwarg_only]
+    dtypes, sizes = (torch.float64, torch.float32), (((4, 3), (4, 3)), ((3,), (4, 3)))
+    for dtype, shapes, device in itertools.product(dtypes, sizes, ("cpu", "meta")):
+        positional = [argument for argument in op._schema.arguments if not argument.kwarg_only]
+        given = [_sample(argument, dtype, shapes, device) for argument in positional]
         tensors = [each for each in given if isinstance(each, torch.Tensor)]
         try:
             result = op(*given)
@@ -73,10 +76,10 @@ def kind_of(op: Any) -> str:
     return kinds.pop() if len(kinds) == 1 else "shape" if kinds else ""
 
 
-def _sample(argument: Any, dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...]) -> Any:
+def _sample(argument: Any, dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...], device: str) -> Any:
     kind = str(argument.type)
     if kind in ("Tensor", "Optional[Tensor]"):
-        return torch.ones(shapes[0 if argument.name in ("self", "input") else 1], dtype=dtype)
+        return torch.ones(shapes[0 if argument.name in ("self", "input") else 1], dtype=dtype, device=device)
     return {"number": 1, "int": 1, "float": 1.0, "bool": True}.get(kind, argument.default_value)
 
 

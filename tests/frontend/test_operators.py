@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.errors import VerifyError
 from pygraph.frontend.names import FrontendError, resolve_op
 from pygraph.frontend.operators import signature
-from pygraph.ir import parse_graph, verify
+from pygraph.frontend.types import TypeReader
+from pygraph.ir import Graph, parse_graph, verify
 from pygraph.ir.operators import Signature, listed
 from tests.frontend.capture import lift_inference
 
@@ -60,3 +67,51 @@ def test_a_text_that_is_read_and_printed_declares_what_it_did_before() -> None:
     text = Path(__file__).parents[1].joinpath("ir", "sample.pgir").read_text(encoding="utf-8")
     assert "operators =" not in text.partition("\n")[0]
     assert str(parse_graph(text)) == text
+
+
+def calls(schema: Any, tensors: list[torch.Tensor]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    """Some calls of an operator, many of which it does not take."""
+    numbers = {"number": [0, 2, 0.0, 1.5, 0j, 1j, True], "int": [0, 1], "float": [0.0, 1.5], "bool": [True, False]}
+    choices = []
+    for argument in schema.arguments:
+        known = {"Tensor": tensors, **numbers}.get(str(argument.type))
+        if known is None and not argument.has_default_value():
+            return
+        choices.append(known or [argument.default_value])
+    every = list(itertools.islice(itertools.product(*choices), 3000))
+    for values in random.Random(0).sample(every, min(len(every), 8)):
+        pairs = list(zip(schema.arguments, values, strict=True))
+        yield [v for a, v in pairs if not a.kwarg_only], {a.name: v for a, v in pairs if a.kwarg_only}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_whatever_torch_returns_passes_the_verifier() -> None:
+    """Elementwise operators, on tensors and numbers of all kinds."""
+    dtypes = (torch.float32, torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64)
+    checked, reader = 0, TypeReader()
+    with FakeTensorMode():
+        tensors = [torch.empty(size, dtype=dtype) for dtype in dtypes for size in ((4, 3), (3,), (1, 3), ())]
+        for name, noted in listed().items():
+            target = resolve_op(name) if noted.kind not in ("", "any") else None
+            for args, attrs in () if target is None else calls(target._schema, tensors):
+                result = None
+                with contextlib.suppress(Exception):
+                    result = target(*args, **attrs)
+                if isinstance(result, torch.Tensor):
+                    graph = Graph()
+                    given = [graph.add_input(reader.type_of(v)) if isinstance(v, torch.Tensor) else v for v in args]
+                    known = {key: v for key, v in attrs.items() if isinstance(v, (int, float, complex))}
+                    graph.add(name, given, [reader.type_of(result)], attrs=known)
+                    found = violation(graph)
+                    assert found is None or "rule operators" not in found, (name, args, attrs, found)
+                    checked += 1
+    assert checked > 500
+
+
+def violation(graph: Graph) -> str | None:
+    """What the verifier says of a graph."""
+    try:
+        verify(graph)
+    except VerifyError as error:
+        return str(error)
+    return None
