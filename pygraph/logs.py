@@ -55,12 +55,14 @@ def progress_lines() -> Iterator[None]:
         return
     handler, before = _Lines(), (_steps.level, _steps.propagate)
     _steps.addHandler(handler)
-    _steps.level, _steps.propagate = logging.INFO, False
+    _steps.setLevel(logging.INFO)  # by the method: a logger remembers which levels it has turned away
+    _steps.propagate = False
     try:
         yield
     finally:
         _steps.removeHandler(handler)
-        _steps.level, _steps.propagate = before
+        _steps.setLevel(before[0])
+        _steps.propagate = before[1]
 
 
 def step(text: str) -> None:

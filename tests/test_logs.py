@@ -65,7 +65,9 @@ def test_elsewhere_progress_is_logged(capsys: pytest.CaptureFixture[str], caplog
 
 @pytest.mark.usefixtures("logger")
 def test_a_command_prints_a_line_for_each_step(capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless the log has them, and never on a terminal."""
+    """Unless the log has them, and never on a terminal; also where the process has worked before."""
+    with working("earlier"):
+        pass
     with progress_lines(), working("calibrating") as step:
         step("round 1 of 2")
     assert capsys.readouterr() == ("", "calibrating\ncalibrating: round 1 of 2\n")
