@@ -8,11 +8,12 @@ capture, and what a variant missed, that is, what its uncaptured calls would hav
 
     spent + cost ≤ saved + 3 × cost     captures have paid, or are the first three
     or missed ≥ cost                    its own calls would have paid for it
-    or it came back 128 times           and replays are known to save
+    or it came back 32 times            and missed ≥ cost / 4
 
 So sizes that never return cost three captures, however many there are. A size that does return is captured after the
 calls that lose as much as its capture costs: whatever comes later, that is at most twice the least possible (ski
-rental). One that was evicted needs twice as many each time. Where replays save nothing, three captures are all.
+rental); some five times where captures are dear. One that was evicted waits for twice as long each time. Where replays
+save nothing, three captures are all.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ __all__ = ["TIMED", "Account", "Ledger"]
 CREDIT = 3
 """Captures of a region that need not have paid."""
 
-RETURNS = 128
-"""Calls of one variant after which it is captured, where replays are known to save."""
+RETURNS, DEAR = 32, 0.25
+"""Calls of one variant after which it is captured, if they have lost that part of a capture's cost."""
 
 TIMED = 8
 """Replays of a variant that are timed; all later ones are counted."""
@@ -114,6 +115,5 @@ class Ledger:
         saving = self.saved_us / self.replays if self.replays else _HOPED * account.uncaptured
         if calls < 2 or saving < _LEAST * account.uncaptured:  # the only one may have loaded kernels
             return False
-        missed = calls * min(saving, account.uncaptured)
-        returned = calls >= account.patience * RETURNS and self.replays > 0
-        return returned or missed >= account.patience * cost
+        needed = account.patience * cost * (DEAR if calls >= account.patience * RETURNS and self.replays else 1.0)
+        return calls * min(saving, account.uncaptured) >= needed

@@ -38,7 +38,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = 
     "decode": (decode, lambda: (cuda(4, 32, 16), torch.tensor([7], device="cuda"), cuda(4, 1, 16))),
     "mixed": (mixed, lambda: (cuda(32, 65),)),
     "dropout": (lambda x, w: F.dropout(F.relu(x @ w), 0.3) + torch.rand_like(x), lambda: (cuda(64, 64), cuda(64, 64))),
-    "scalars": (lambda x, n: (x * n, x.shape[0] + n), lambda: (cuda(8, 8), 3)),
+    "scalars": (lambda x, n: (x * n + x, x.shape[0] + n), lambda: (cuda(8, 8), 3)),
 }
 
 

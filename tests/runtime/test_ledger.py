@@ -102,14 +102,22 @@ def test_numbers_that_count_up_cost_a_twentieth_at_most() -> None:
     assert world.now <= 1.05 * 2000 * world.uncaptured
 
 
-@pytest.mark.parametrize("capture", [1400.0, 20_000.0])
-def test_sizes_that_return_are_all_replayed(capture: float) -> None:
-    """By the time each of 30 has come 40 times to four layers, however dear a capture is."""
+@pytest.mark.parametrize(("capture", "layers"), [(1400.0, 1), (9000.0, 1), (20_000.0, 4)])
+def test_sizes_that_return_are_all_replayed(capture: float, layers: int) -> None:
+    """By the time each of 30 has come 40 times, though captures may be dear."""
     world = World(capture=capture)
     region = region_of(world)
-    forwards = [size for size in range(2, 32) for _ in range(4)]
+    forwards = [size for size in range(2, 32) for _ in range(layers)]
     call(region, world, forwards * 39)
-    assert call(region, world, forwards) == ["replay"] * 120
+    assert call(region, world, forwards) == ["replay"] * len(forwards)
+
+
+def test_a_capture_that_is_too_dear_is_not_made() -> None:
+    """200 sizes in turn, four layers each, whose captures cost what 300 replays save."""
+    world = World(capture=18_000.0)
+    region = region_of(world)
+    call(region, world, [2 + size for _ in range(10) for size in range(200) for _ in range(4)])
+    assert region.record.captures == 3
 
 
 def test_a_few_sizes_take_at_most_twice_the_least_possible() -> None:
