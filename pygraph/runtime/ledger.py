@@ -67,12 +67,14 @@ class Ledger:
         spent_us: µs that they took on top of the calls that they were in
         saved_us: µs that replays saved; below 0, what they lost
         replays: how many are in the sum
+        declined: calls that ran uncaptured because another capture would not have paid
     """
 
     attempts: int = 0
     spent_us: float = 0.0
     saved_us: float = 0.0
     replays: int = 0
+    declined: int = 0
     _replaying: Account = field(default_factory=Account)
     _seen: int = 0
 
@@ -106,7 +108,12 @@ class Ledger:
         self.attempts, self.spent_us = 0, 0.0
 
     def consents(self, account: Account, calls: int) -> bool:
-        """Whether a variant may be captured that ran ``calls`` times uncaptured."""
+        """Whether a variant may be captured that ran ``calls`` times uncaptured; counts a call where it may not."""
+        agreed = self._pays(account, calls)
+        self.declined += not agreed
+        return agreed
+
+    def _pays(self, account: Account, calls: int) -> bool:
         if not self.attempts:
             return True
         cost = self.spent_us / self.attempts

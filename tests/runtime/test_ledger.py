@@ -82,6 +82,8 @@ def test_sizes_that_never_return_cost_three_captures() -> None:
     call(region, world, [size for size in range(2, 202) for _ in range(4)])
     assert region.record.captures == 3
     assert world.now <= 1.1 * 800 * world.uncaptured
+    assert region.record.ledger is not None
+    assert region.record.ledger.declined == 197 * 3, "all calls but the first of each size"
 
 
 def test_sizes_that_cycle_beyond_the_room_cost_a_twentieth_at_most() -> None:
