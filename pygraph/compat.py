@@ -791,11 +791,7 @@ def before_shutdown(act: Callable[[Any], None]) -> None:
     _ProcessGroup.shutdown = act_and_shut_down
 
 
-# -- calibration and benchmarks ------------------------------------------------------------------------------------
-_CALIBRATE = "`pygraph calibrate` does not work"
-AsyncCompile = _find("torch._inductor.async_compile.AsyncCompile", cost=_CALIBRATE)
-
-
+# -- benchmarks ----------------------------------------------------------------------------------------------------
 def inductor_timing() -> SimpleNamespace:
     """Where Inductor times kernels: ``autotuner.benchmark_all_configs`` times all configurations of one, ``padding``
     decides which matrix products to pad, and ``kernel.inductor_meta_common`` goes into the source of a kernel.
