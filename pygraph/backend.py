@@ -442,7 +442,7 @@ def attach(
             options=RegionOptions(
                 capture_after=settings.capture_after,
                 max_captures=settings.max_captures,
-                verify_always=settings.verify == "always",
+                verify_every=settings.verify_every,
                 ledger=settings.ledger,
                 order=settings.order,
                 order_memory=settings.order_memory,

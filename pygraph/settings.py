@@ -33,7 +33,8 @@ class Settings:
         frames: give each operator in the IR, dumped or reported, the user's calls that led to it
         strict: raise when an operator or a region cannot be captured, or PyGraph failed
         disable: compile with plain Inductor
-        verify: ``first``: a replay is compared once before it counts; ``always``: at every call
+        verify: ``first``: a replay is compared once before it counts; ``always``: at every call; ``sample``: at one of
+            1,000
         capture_after: the occurrence of a set of sizes at which it is captured (2 or more)
         max_captures: captures that one region keeps
         ledger: captures of a region must pay: sizes that do not return are not captured; false: each is captured at
@@ -63,6 +64,11 @@ class Settings:
     collectives: str = "eager"
     cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def verify_every(self) -> int:
+        """Of how many replays one is compared with an uncaptured run; 0: none, once the first was."""
+        return {"first": 0, "sample": 1000, "always": 1}[self.verify]
 
     @property
     def pipeline(self) -> Any:
@@ -108,7 +114,7 @@ _KINDS = {
     "frames": "true or false",
     "strict": "true or false",
     "disable": "true or false",
-    "verify": "'first' or 'always'",
+    "verify": "'first', 'sample' or 'always'",
     "capture_after": "a whole number of at least 2",
     "max_captures": "a whole number of at least 1",
     "ledger": "true or false",
@@ -156,7 +162,7 @@ def _checked(option: str, name: str, value: Any) -> Any:
             return value
         case "order_memory", int() | float() if not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
             return float(value)
-        case "verify", "first" | "always":
+        case "verify", "first" | "sample" | "always":
             return value
         case "order", "measured" | "program" | "dependences":
             return value

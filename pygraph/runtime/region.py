@@ -70,16 +70,16 @@ class RegionOptions:
     """How a region lives.
 
     ``capture_after``: the occurrence of a variant at which it is captured (at least 2). ``max_captures``: executables
-    that one region holds; the least recently used goes. ``verify_always``: compare every replay with an uncaptured run,
-    which answers the call. ``ledger``: a capture must pay. ``cache_dir``: where decisions are kept, if at all.
-    ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as real calls decide, ``measured``.
-    ``order_memory``: the part of its peak that a replay by dependences may take on top. ``collectives``: replays call
-    them (``eager``), or they are ``captured`` once all ranks agree.
+    that one region holds; the least recently used goes. ``verify_every``: of so many replays, one is compared with an
+    uncaptured run, which answers the call (0: none). ``ledger``: a capture must pay. ``cache_dir``: where decisions are
+    kept, if at all. ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as real calls
+    decide, ``measured``. ``order_memory``: the part of its peak that a replay by dependences may take on top.
+    ``collectives``: replays call them (``eager``), or they are ``captured`` once all ranks agree.
     """
 
     capture_after: int = 2
     max_captures: int = 64
-    verify_always: bool = False
+    verify_every: int = 0
     ledger: bool = False
     cache_dir: str | None = None
     order: str = "program"
@@ -408,7 +408,7 @@ class Region:
             raise
 
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
-        if variant.program is not None:
+        if variant.program is not None and variant.unverified + 1 >= self._options.verify_every:
             return self._verify(variant, executable, variant.program, args)
         ledger, account = self._ledger, variant.account
         if ledger is None or account.timed >= TIMED:
@@ -419,6 +419,7 @@ class Region:
             if outputs is not None:
                 ledger.replayed(account, self._clock() - began)
         if outputs is not None:
+            variant.unverified += 1
             self._prefer(variant)
             self.record.count_replay()
         return outputs
@@ -433,6 +434,7 @@ class Region:
         facts = (self._fn, self._driver, executable, args, program)
         verdict = verify(self.record.name, *facts, tolerant=variant.tolerant, odd=self._odd is not None)
         args.clear()
+        variant.unverified = 0
         self._compared(variant, verdict, verified=True)
         self._prefer(variant)
         if verdict.refusal is None:
@@ -449,12 +451,23 @@ class Region:
             self._ledger.settle(self.record.replays, variant.account)
         executable = None if self._left is not None else variant.executable
         timed = variant.contest is not None or (self._ledger is not None and variant.account.timed < TIMED)
-        plain = self._key is not None and self._key.plain and not self._options.verify_always
+        plain = self._key is not None and self._key.plain and self._options.verify_every != 1
         usable = executable is not None and plain and self._ballot is None  # with a ballot, each call may be a vote
         self._timed = variant if usable and timed else None
-        self._replay_last = (
-            executable.replay if executable is not None and usable and not (timed or variant.open) else None
-        )
+        replay = executable.replay if executable is not None and usable and not (timed or variant.open) else None
+        self._replay_last = self._sampled(variant, replay) if replay is not None and variant.program else replay
+
+    def _sampled(self, variant: Variant, replay: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """``replay``, but None where the call is one to be verified."""
+
+        def replay_unverified(args: list[Any]) -> Any:
+            if variant.unverified + 1 >= self._options.verify_every:
+                return None
+            outputs = replay(args)
+            variant.unverified += outputs is not None
+            return outputs
+
+        return replay_unverified
 
     def _choose_order(self, variant: Variant, decision: Decision) -> None:
         """Replay ``variant`` in one of its two orders from now on."""
@@ -585,7 +598,7 @@ class Region:
             return False
         path, launches = longest_path(program), len(program.recording.launches)
         self.record.longest_path = path
-        if self._options.order != "measured" or self._options.verify_always or variant.contested:
+        if self._options.order != "measured" or self._options.verify_every or variant.contested:
             return False
         return program.order is None and path < _WORTH_TRYING * launches
 
@@ -593,7 +606,7 @@ class Region:
         """The group of the collectives of ``program``, and what its ranks say of them, where they may vote on these now
         or later: another order of launches waits for that, since where all is captured it takes other times."""
         open_to_votes = self.record.captures == 0 or self._ballot is not None
-        if self._options.collectives != "captured" or self._options.verify_always or not open_to_votes:
+        if self._options.collectives != "captured" or self._options.verify_every or not open_to_votes:
             return None
         return collectives_of(program)
 
@@ -811,7 +824,7 @@ class Region:
         refusal, evicted = verdict.refusal, list[Variant]()
         if refusal is None:
             variant.tolerant = verdict.tolerant
-            variant.program = made.program if self._options.verify_always else None
+            variant.program = made.program if self._options.verify_every else None
             evicted = self._variants.install(variant, made.executable)
             if self._left is not None:  # maybe by another thread, before there was anything to free
                 self._variants.clear()

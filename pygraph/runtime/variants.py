@@ -98,11 +98,11 @@ class Variant:
     be captured, and so does the time ``again``, if there is one. ``refusal``: why its last capture failed, one of
     ``refused`` in a row. ``seen``: how many replays the process had begun when it last ran uncaptured. ``like``: the
     signature of the calls that its capture is for, with the arguments that are sensitive there. ``program``: what it
-    replays, if each call is compared, ``tolerant`` if within a tolerance. ``open``: another order of its launches is to
-    be tried. ``contest``: it is. ``contested``: it was so. ``known_order``: what an earlier process decided on that.
-    ``rival``: the replay in that order, while it is timed. ``concurrent``: it has won. ``sends``: what ranks say of the
-    collectives that it calls, if these may be captured. ``joined``: they are. ``off``: it is left uncaptured for good.
-    """
+    replays, if calls are compared, ``tolerant`` if within a tolerance, ``unverified``: replays since the last of these.
+    ``open``: another order of its launches is to be tried. ``contest``: it is. ``contested``: it was so.
+    ``known_order``: what an earlier process decided on that. ``rival``: the replay in that order, while it is timed.
+    ``concurrent``: it has won. ``sends``: what ranks say of the collectives that it calls, if these may be captured.
+    ``joined``: they are. ``off``: it is left uncaptured for good."""
 
     key: Hashable
     signature: Hashable
@@ -117,6 +117,7 @@ class Variant:
     like: tuple[frozenset[int], Hashable] = (frozenset(), None)
     program: Program | None = None
     tolerant: bool = False
+    unverified: int = 0
     open: bool = False
     contested: bool = False
     known_order: Decision | None = None

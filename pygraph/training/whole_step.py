@@ -478,7 +478,7 @@ class CapturedStep:
             label=f"captured step {name}",
             options=RegionOptions(
                 max_captures=1,
-                verify_always=settings.verify == "always",
+                verify_every=settings.verify_every,
                 order=settings.order,
                 order_memory=settings.order_memory,
             ),

@@ -185,7 +185,7 @@ def episode(seed: int, rank: Rank, groups: Sequence[Any], happened: Counter[str]
     alone = first > last  # a rank that raises before a collective leaves the others waiting, uncaptured, too
     program = Program(lines, groups, rank)
     always = own.random() < 0.1
-    options = RegionOptions(own.randint(2, 4), own.choice((1, 1, 2, 64)), verify_always=always)
+    options = RegionOptions(own.randint(2, 4), own.choice((1, 1, 2, 64)), verify_every=int(always))
     region = Region(lambda args: program(args), HostDriver(), name=f"episode{seed}", options=options)
     broken.clear()
     broken.update(name for name in ("suspect", "opaque") if own.random() < 0.1)

@@ -167,7 +167,7 @@ def test_any_program_with_eager_calls_equals_uncaptured_runs(
     program: Program, shared: list[bool], always: bool
 ) -> None:
     note(str(program))
-    record, _ = check(program, shared, verify_always=always)
+    record, _ = check(program, shared, verify_every=int(always))
     refused = {"comparison-failed", "replay-raised", "comparison-raised", "capture-raised"} - _allowed(program)
     assert not refused.intersection(record.refusals), record
 

@@ -211,7 +211,7 @@ def test_over_budget_only_written_arguments_are_copied() -> None:
 
 @pytest.mark.parametrize("always", [False, True])
 def test_over_budget_even_so_is_refused_or_runs_uncaptured(always: bool) -> None:
-    case = Case(None, verify_always=always)
+    case = Case(None, verify_every=int(always))
     if always:
         case.call()
     case.driver.spare = 31
@@ -295,7 +295,7 @@ def test_nothing_of_a_comparison_outlives_its_memory() -> None:
 
 
 def test_verify_always_compares_each_call() -> None:
-    case = Case(None, verify_always=True)
+    case = Case(None, verify_every=1)
     for _ in range(4):
         case.call()
     assert case.region.record.replays == 3
@@ -304,6 +304,32 @@ def test_verify_always_compares_each_call() -> None:
         ReplayError, match=r"region toy: a replay differs from an uncaptured run: replayed: output 1 has other values"
     ):
         case.region([torch.ones(4), torch.ones(4), 3])
+    assert case.region.record.state == "uncaptured"
+
+
+@pytest.mark.parametrize("scalar", [3, 2.5], ids=["shortcut", "floats"])
+def test_one_replay_of_many_is_compared(scalar: float) -> None:
+    case, seen = Case(None, verify_every=5), []
+
+    def call(region: Region) -> None:
+        before = len(seen)
+        region([torch.ones(4), torch.ones(4), scalar])
+        kinds.append(len(seen) > before)
+
+    run, kinds = case.region._run_fn, list[bool]()
+    while not case.region.record.captures:
+        call(case.region)
+    case.region._fn = lambda args: (seen.append(1), run(args))[1]
+    kinds.clear()
+    for _ in range(15):
+        call(case.region)
+    assert kinds == [False, False, False, False, True] * 3
+    assert case.region.record.replays == 15
+    case.driver.kernel = wrong_byte
+    for _ in range(4):
+        call(case.region)
+    with pytest.raises(ReplayError, match="a replay differs from an uncaptured run"):
+        call(case.region)
     assert case.region.record.state == "uncaptured"
 
 
@@ -317,7 +343,7 @@ def test_verify_always_tells_of_a_call_that_it_could_not_verify(monkeypatch: pyt
             raise MemoryError("short")
         return [args[0] + 1]
 
-    region = Region(fn, FakeDriver(), name="toy", options=RegionOptions(verify_always=True))
+    region = Region(fn, FakeDriver(), name="toy", options=RegionOptions(verify_every=1))
     for _ in range(3):
         region([torch.ones(2)])
     assert "unverified" not in region.record.refusals
@@ -332,7 +358,7 @@ def test_verify_always_tells_of_a_call_that_it_could_not_verify(monkeypatch: pyt
 
 
 def test_verify_always_tells_calls_of_other_sizes_apart() -> None:
-    region = Region(lambda args: [args[0] + 1], FakeDriver(), name="toy", options=RegionOptions(verify_always=True))
+    region = Region(lambda args: [args[0] + 1], FakeDriver(), name="toy", options=RegionOptions(verify_every=1))
     for size in (2, 3, 2, 3, 2, 3):
         assert region([torch.ones(size)])[0].tolist() == [2.0] * size
     assert (region.record.captures, region.record.replays, region.record.refusals) == (2, 2, {})

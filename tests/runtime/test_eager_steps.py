@@ -158,7 +158,7 @@ def counted(args: list[Any]) -> Sequence[Any]:
     return [torch.mm(hidden, w), hidden]
 
 
-@pytest.mark.parametrize("options", [{}, {"verify_always": True}, {"capture_after": 3}])
+@pytest.mark.parametrize("options", [{}, {"verify_every": 1}, {"capture_after": 3}])
 def test_an_operator_runs_once_a_call_also_where_calls_are_compared(options: dict[str, Any]) -> None:
     region = check(counted, lambda call: [randn(4, 4), randn(4, 4)], **options)
     after = options.get("capture_after", 2)
@@ -338,7 +338,7 @@ def test_draws_come_in_program_order() -> None:
         third = second + torch.rand(4, 4)
         return [first, second, ops.noise(third) + torch.randn(4, 4)]
 
-    for options in ({}, {"verify_always": True}):
+    for options in ({}, {"verify_every": 1}):
         region = check(fn, lambda call: [randn(4, 4)], **options)
         assert (region.record.replays, region.record.refusals) == (CALLS - 2, {})
 
@@ -569,7 +569,7 @@ def test_draws_of_other_threads_do_not_matter_where_operators_alone_draw(draws: 
         args.clear()
         return [torch.relu(ops.noise(torch.mm(x, x))), torch.rand(4, 4) if draws else x]
 
-    region = region_of(fn, Disturbed(), verify_always=True)
+    region = region_of(fn, Disturbed(), verify_every=1)
     for _ in range(CALLS):
         region([randn(4, 4)])
     assert (region.record.replays > 0, "random-state" in region.record.refusals) == (captured, not captured)
@@ -730,7 +730,7 @@ def test_a_wait_is_for_all_that_fills_a_tensor(group: str) -> None:
 
 def test_collectives_are_sent_once_where_each_call_is_compared(group: str) -> None:
     world: Any = distributed.group.WORLD
-    region = region_of(summed(group), verify_always=True)
+    region = region_of(summed(group), verify_every=1)
     for _ in range(CALLS):
         before = world._get_sequence_number_for_group()
         x = randn(4, 4)
@@ -816,7 +816,7 @@ def test_operators_that_do_not_keep_their_word(name: str, replays: int, verify: 
         made = getattr(ops, name)(hidden)
         return [torch.mm(torch.relu(hidden), w), torch.relu(hidden), made]
 
-    region = region_of(fn, verify_always=verify)
+    region = region_of(fn, verify_every=int(verify))
     for call in range(CALLS):
         torch.manual_seed(call)
         given = [torch.randn(3, 3), torch.randn(3, 3)]

@@ -255,7 +255,7 @@ class Verified:
     def __init__(self, *, odd: bool = False) -> None:
         """``odd``: it is captured twice, since the first replay was the odd one."""
         self._odd, self._short = odd, False
-        self.region, driver = unsteady_region(self._fn, spoiled(self._fn, self._spoil), verify_always=True)
+        self.region, driver = unsteady_region(self._fn, spoiled(self._fn, self._spoil), verify_every=1)
         for call in range(5 if odd else 2):
             self.region([torch.full((SIZE,), 1.0 + call)])
         assert (self.region.record.captures, len(driver.executables)) == (1, 1 + odd)
@@ -282,7 +282,7 @@ def test_a_verified_replay_that_is_the_odd_one_twice_is_wrong_whatever_another_s
         if outputs[0].numel() == SIZE and next(draws, 1.0):
             outputs[0].view(torch.uint8)[8].bitwise_xor_(1)
 
-    region, _ = unsteady_region(lambda args: [args[0] + 1], None, verify_always=True)
+    region, _ = unsteady_region(lambda args: [args[0] + 1], None, verify_every=1)
     region._driver.kernel = spoiled(region._fn, spoil)
 
     def alternate() -> None:
@@ -385,7 +385,7 @@ def odd(replays: Sequence[int], off: float, *, verify: bool = False) -> Region:
         made.append(1)
         outputs[0][3] += off if len(made) in replays else 0.0
 
-    return unsteady_region(fn, spoiled(fn, spoil), verify_always=verify)[0]
+    return unsteady_region(fn, spoiled(fn, spoil), verify_every=int(verify))[0]
 
 
 def called(region: Region) -> RegionRecord:
@@ -525,7 +525,7 @@ def test_a_result_that_all_runs_agree_on_has_no_part_in_the_surprise_of_another(
     def spoil(outputs: list[Any]) -> None:
         outputs[1] = (outputs[1].to(torch.float64) * 1.05).to(dtype) if dtype is not torch.bool else ~outputs[1]
 
-    region, driver = unsteady_region(fn, spoiled(fn, spoil), outputs=2, verify_always=verify)
+    region, driver = unsteady_region(fn, spoiled(fn, spoil), outputs=2, verify_every=int(verify))
     if verify:  # a right one at first: later, what agrees by chance has a tolerance, too
         driver.kernel = fn
     for _ in range(2):
@@ -562,7 +562,7 @@ def noisy_region() -> tuple[Region, FakeDriver]:
         state.add_(1)
         return [x * (10 + draw(64)), x * 2]
 
-    region, driver = unsteady_region(fn, outputs=2, verify_always=True)
+    region, driver = unsteady_region(fn, outputs=2, verify_every=1)
     for _ in range(2):
         region([torch.ones(64), torch.zeros(4)])
     assert region.record.captures == 1, region.record

@@ -124,7 +124,7 @@ def test_what_cannot_be_found_out_is_said(driver: HostDriver) -> None:
 
 def test_verify_always_names_the_launch() -> None:
     call, driver = region("mlp"), HostDriver()
-    checked = Region(call.fn, driver, name="real", options=RegionOptions(verify_always=True))
+    checked = Region(call.fn, driver, name="real", options=RegionOptions(verify_every=1))
     for seed in range(3):
         checked(call.fresh(seed))
     assert checked.record.replays == 1
