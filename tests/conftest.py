@@ -20,6 +20,8 @@ _ROOT = Path(__file__).parents[1]
 
 # Workers of Inductor's take seconds to start, in each process, and a test compiles few kernels.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Vector instructions are those of the processor's flags: each process would compile and start another one to try them.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 _numbers = itertools.count()
 

@@ -121,7 +121,8 @@ distributed.all_reduce(torch.ones(2))
     assert re.search(r"^rank 0: (Traceback|net\.py: .* SIGTERM)", result.stderr, re.MULTILINE)
 
 
-@pytest.mark.parametrize("more", [pytest.param("", marks=pytest.mark.sweep), "time.sleep(120)"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("more", ["", "time.sleep(120)"])
 def test_a_rank_that_dies_is_told_at_once(tmp_path: Path, more: str) -> None:
     """Rank 0 has ended, or is in the middle of its script."""
     script = f"""

@@ -227,7 +227,7 @@ def problems(
     return found
 
 
-SOME, EVERY = 24, 1
+SOME, EVERY = 48, 1
 
 
 @pytest.mark.parametrize("step", [SOME, pytest.param(EVERY, marks=pytest.mark.sweep)])
