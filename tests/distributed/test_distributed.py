@@ -61,6 +61,7 @@ def test_programs_of_each_kind(size: int, name: str) -> None:
     passes(size, PROGRAMS, name)
 
 
+@pytest.mark.sweep
 def test_each_check_has_its_own_error() -> None:
     names = ("passes_everywhere", "fails_on_rank_0", "ends_rank_1", "never_made")
     found = wrong(2, names)

@@ -400,7 +400,7 @@ def forks(launches: int, branches: range, length: int, sizes: Sequence[int]) -> 
     return with_steps(Program(recording, tuple(slots), plan(recording, slots)))
 
 
-@pytest.mark.parametrize("branches", [range(2, 7), range(60, 61)])
+@pytest.mark.parametrize("branches", [range(2, 7), pytest.param(range(60, 61), marks=pytest.mark.sweep)])
 def test_the_work_of_planning_another_order_is_linear_in_the_launches(branches: range) -> None:
     small, large = (forks(launches, branches, 8, range(512, 1 << 20, 512)) for launches in (1_000, 4_000))
     assert concurrently(large).order is not None
