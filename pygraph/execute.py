@@ -23,7 +23,7 @@ from pygraph.frontend.interpret import Evaluation, draw_inputs, evaluate, return
 from pygraph.frontend.names import FrontendError
 from pygraph.frontend.types import TypeReader
 from pygraph.inductor.compile import pass_context
-from pygraph.inductor.module import module_of
+from pygraph.inductor.module import fit_names, module_of
 from pygraph.inductor.write_back import fingerprint
 from pygraph.ir import Graph, KernelNode, ScalarType, Stage, TensorType, Type, Value, base_name
 from pygraph.ir.node import leaves
@@ -229,6 +229,8 @@ class _Ready:
     ) -> tuple[Callable[[list[Any]], Any], GraphReport]:
         constant = self.how.constant
         assert constant is not None
+        graph = graph.clone()
+        fit_names(graph)
         gm, fakes = module_of(graph, self.inputs, self.how.sizes, constant)
         settings = Settings(ledger=False, order="program", cache_dir=None)
         mode = compat.detect_fake_mode(fakes) or compat.fake_mode()

@@ -123,6 +123,26 @@ def test_the_regions_are_those_of_the_file_or_of_the_pipeline(tmp_path: Path) ->
     ]
 
 
+def test_names_are_free_also_where_fx_would_take_another(tmp_path: Path) -> None:
+    """Numbers, words with hyphens, builtins, paths of inputs, and names that two of these become in FX."""
+    result = run("run", write(tmp_path, NAMED))
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.endswith("5 calls, 3 of them replayed: as the operators run one by one\n")
+
+
+NAMED = """\
+graph @main (%layers.0.weight : f32[8, 8]@cpu, %0 : f32[8, 8]@cpu, %_1 : f32[8, 8]@cpu) {
+  %1:2 = aten.var_mean.correction(%layers.0.weight, [1], keepdim = true) : (f32[8, 1]@cpu, f32[8, 1]@cpu)
+  %2 = pygraph.constant(target = "_tensor_constant0") : f32[8]@cpu
+  %float = aten.lift_fresh_copy.default(%2) : f32[8]@cpu
+  %sum = aten.mm.default(%0, %_1) : f32[8, 8]@cpu
+  %layers_0_weight = aten.add.Tensor(%sum, %float) : f32[8, 8]@cpu
+  %"a-b" = aten.add.Tensor(%layers_0_weight, %1.1) : f32[8, 8]@cpu
+  return (%"a-b", %1.0, %sum)
+}
+"""
+
+
 LIAR = """
 import pygraph
 

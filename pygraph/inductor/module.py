@@ -24,7 +24,28 @@ from pygraph.inductor.upload import make_compilable
 from pygraph.inductor.write_back import lifted_constant
 from pygraph.ir import CONSTANT, Dim, Graph, GraphRef, KernelNode, TensorType, Value, symbol
 
-__all__ = ["module_of"]
+__all__ = ["fit_names", "module_of"]
+
+
+def fit_names(graph: Graph) -> None:
+    """Rename what FX cannot call as ``graph`` does: ``%0``, ``%sum``, an input ``%layers.0.weight`` without a
+    placeholder."""
+    taken = fx.Graph()
+    left: list[tuple[Value | KernelNode, str]] = []
+    owners: list[Value | KernelNode] = [*graph.inputs, *graph.nodes]
+    for one in owners:
+        name = one.placeholder if isinstance(one, Value) else one.name
+        free = fx.Graph().create_node("placeholder", name, name=name).name == name
+        if not free or taken.create_node("placeholder", name, name=name).name != name:
+            left.append((one, name))
+    for one, name in left:
+        fitting = taken.create_node("placeholder", name, name=name).name
+        if isinstance(one, Value):
+            one.placeholder = fitting
+        else:
+            graph.rename(one, fitting)
+    for inner in graph.subgraphs.values():
+        fit_names(inner)
 
 
 def module_of(

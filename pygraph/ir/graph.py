@@ -264,6 +264,14 @@ class Graph:
                 raise GraphError(f"{node.name} would run before {', '.join(late)}, which it needs")
         self._nodes = chosen
 
+    def rename(self, node: KernelNode, name: str) -> None:
+        """Call ``node`` and its results ``name``. Raises GraphError when the name is taken."""
+        claimed = self._claim(name, "n")
+        self._names[claimed] = self._names.pop(node.name)
+        node.name = claimed
+        for value in node.outputs:
+            value.name = claimed if len(node.outputs) == 1 else f"{claimed}.{value.index}"
+
     def merge_regions(self, first: int, second: int) -> None:
         """Move the nodes of region ``second`` to region ``first``, which keeps its annotations.
 

@@ -47,6 +47,17 @@ def test_names_are_unique_and_generated_around_taken_ones() -> None:
         graph.add("f", name="n0")
 
 
+def test_a_renamed_node_takes_its_results_with_it() -> None:
+    graph = Graph()
+    two = graph.add("f", [], [T, T], name="a")
+    graph.add("f", [two.outputs[1]], [T], name="b")
+    with pytest.raises(GraphError, match="taken"):
+        graph.rename(two, "b")
+    graph.rename(two, "c")
+    assert (graph.owner("a"), graph.value("c", 1)) == (None, two.outputs[1])
+    assert parse_graph(str(graph)) == graph
+
+
 def test_values_are_found_by_their_printed_name() -> None:
     graph = Graph()
     x = graph.add_input(T, "a.0")
