@@ -76,8 +76,10 @@ def on_event(callback: Callable[[Event], object]) -> Callable[[], None]:
     """Call ``callback`` with each event from now on, on the thread that it happens on. Returns what ends that.
 
     Replays are no events: ``pygraph.region_counters()`` has their numbers. What the callback raises is logged, the
-    first time, and no call ever sees it.
+    first time, and no call ever sees it. Raises TypeError when it cannot be called.
     """
+    if not callable(callback):
+        raise TypeError(f"on_event takes a function of an event, not {callback!r}")
     number = next(_numbers)
     _callbacks[number] = callback
 

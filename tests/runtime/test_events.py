@@ -205,6 +205,8 @@ def test_a_callback_that_raises_breaks_no_call_and_is_logged_once(
         for _ in range(3):
             call(made, size)
     end()
+    with pytest.raises(TypeError, match="not 3"):
+        pygraph.on_event(3)  # type: ignore[arg-type]
     errors = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert [each.exc_info[1].args for each in errors if each.exc_info] == [("a mistake of the user's",)]
     assert [event.kind for event in events] == ["captured", "captured"]
