@@ -210,7 +210,7 @@ class _Compiler:
         saved = self.settings.dump_inputs and graph_dir(self.settings.dump_dir, report)
         constants = _constants(gm) if saved else {}
         with _timed(report, "inductor"):
-            tag = f"{self.user_tag}|pygraph {program_key(decision, manager.passes)}"
+            tag = f"{self.user_tag}|pygraph {program_key(decision, manager.passes, gm)}"
             inputs = inputs_in_use(gm, example_inputs)
             products = Products(self.settings.cache_dir)
             program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag, products.choose)
@@ -278,7 +278,7 @@ def compile_module(
         "is_backward": graph.kind == "backward",
         "is_inference": graph.kind == "inference",
     }
-    tag = f"{compat.compiler_config.cache_key_tag}|pygraph {program_key(decision, passes.passes)}"
+    tag = f"{compat.compiler_config.cache_key_tag}|pygraph {program_key(decision, passes.passes, gm)}"
     program = compile_under(decision, passes.passes, gm, fakes, kwargs, tag)
     facts = _facts(program, graph, decision, report, tag, settings.strict)
     return attach(program, facts, report, settings), report

@@ -28,6 +28,7 @@ import torch
 
 from pygraph import cache, compat
 from pygraph.frontend.location import GraphOrigin
+from pygraph.frontend.names import declaration
 from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime.recording import Origin
 from pygraph.settings import Settings
@@ -113,15 +114,7 @@ def program_rows(gm: torch.fx.GraphModule, origin: GraphOrigin) -> list[str]:
 
 def _row(node: torch.fx.Node) -> str:
     modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    return f"{node.name}{_operator(node.target)} {node.meta.get('stack_trace')} {modules}"
-
-
-def _operator(target: Any) -> str:
-    if isinstance(target, compat.OpOverloadPacket):
-        return "".join(_operator(getattr(target, name)) for name in target.overloads())
-    if not isinstance(target, compat.OpOverload) or target.namespace in ("aten", "prims"):
-        return f" {target if isinstance(target, str) else getattr(target, '__name__', '')}"
-    return f" {target._schema} {sorted(map(str, target.tags))}"
+    return f"{node.name} {declaration(node.target)} {node.meta.get('stack_trace')} {modules}"
 
 
 def entry_tag(rows: Iterable[str], settings: Settings) -> str | None:

@@ -239,6 +239,9 @@ def test_sizes_that_vary_are_restored(keeping: Path) -> None:
 # -- what the key holds ------------------------------------------------------------------------------------------------
 
 
+EMPTY = torch.fx.GraphModule({}, torch.fx.Graph())
+
+
 @dataclass(frozen=True)
 class Idle(Pass):
     """A pass of a user that does nothing."""
@@ -257,13 +260,13 @@ def test_each_part_of_a_decision_and_of_the_machine_changes_the_key(monkeypatch:
     changes: list[dict[str, Any]] = [{}, {"pipeline": "legality,placement"}, {"nodes": {"mm_1": mm}}]
     changes += [{"nodes": {"mm": replace(mm, **change)}} for change in ({"region": 1}, {"op": "aten.bmm.default"})]
     changes += [{"nodes": {"mm": replace(mm, region=None, reason="x", capturable=False)}}]
-    keys = [program_key(replace(base, **change), ()) for change in changes]
+    keys = [program_key(replace(base, **change), (), EMPTY) for change in changes]
     for name in ("one", "another"):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
-        keys.append(program_key(replace(base, device="cuda"), ()))
+        keys.append(program_key(replace(base, device="cuda"), (), EMPTY))
     for module in (torch, version):
         monkeypatch.setattr(module, "__version__", "3.0")
-        keys.append(program_key(base, ()))
+        keys.append(program_key(base, (), EMPTY))
     assert len(set(keys)) == len(keys)
 
 
@@ -295,8 +298,8 @@ def test_the_module_of_a_users_pass_is_part_of_the_key(tmp_path: Path, monkeypat
         module.write_text(helper or "")
         monkeypatch.setattr(sys.modules[__name__], "__file__", str(module) if helper else None)
         _source.cache_clear()
-        keys.append(program_key(base, (Idle(),)))
-        assert program_key(base, (Idle(),)) == keys[-1]
+        keys.append(program_key(base, (Idle(),), EMPTY))
+        assert program_key(base, (Idle(),), EMPTY) == keys[-1]
     _source.cache_clear()
     assert len(set(keys)) == len(keys)
 
@@ -319,3 +322,27 @@ def test_the_users_tag_is_part_of_every_key_and_nothing_is_added_twice(
     assert tag.startswith("mine|pygraph ")
     assert tag.count("|") == 1
     assert restored(product) == (False, False)
+
+
+DECLARED = """
+import sys
+import torch
+library = torch.library.Library("pygraph_declared", "DEF")
+library.define(f"scale(Tensor x, float k={sys.argv[1]}) -> Tensor")
+library.impl("scale", lambda x, k=float(sys.argv[1]): x * k, "CPU")
+library.impl("scale", lambda x, k=0.0: torch.empty_like(x), "Meta")
+
+def step(x):
+    return torch.ops.pygraph_declared.scale(x * 2) + 1
+
+x = torch.arange(4.0)
+torch.testing.assert_close(torch.compile(step, backend="pygraph")(x), step(x))
+"""
+
+
+def test_an_operator_that_a_later_process_declares_otherwise_is_compiled_again(tmp_path: Path) -> None:
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for default in ("2.0", "3.0"):
+        command = [sys.executable, "-c", DECLARED, default]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]

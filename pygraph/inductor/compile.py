@@ -15,6 +15,7 @@ import torch
 
 from pygraph import compat, version
 from pygraph.calibration.store import stored_model
+from pygraph.frontend.names import declaration
 from pygraph.inductor.decision import Decision
 from pygraph.inductor.emitted import ProgramRecord
 from pygraph.inductor.partition_hooks import PartitionHooks
@@ -71,18 +72,23 @@ def _exactly(decision: Decision) -> dict[str, Any]:
     return {"combo_kernels": False} if decision.exact else {}
 
 
-def program_key(decision: Decision, passes: Sequence[Pass]) -> str:
+def program_key(decision: Decision, passes: Sequence[Pass], gm: torch.fx.GraphModule) -> str:
     """A hash of all that shapes a program besides its graph and Inductor's configuration, which Inductor hashes.
 
     That is the decision with its pipeline, the source of this package and of passes from elsewhere, the version of
-    torch, and the device.
+    torch, the device, and the declarations of the operators that ``gm`` calls: their defaults are in the program.
     """
     sources = (
         version.package_digest(version.PACKAGE),
         *(_source(cls) for item in passes for cls in type(item).__mro__),
     )
     device = torch.cuda.get_device_name() if decision.device == "cuda" else decision.device
-    parts = (version.__version__, torch.__version__, device, decision.digest(), *sources)
+    graphs = (module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule))
+    called = (
+        each for graph in graphs for node in graph.nodes for each in (node.target, *node.args, *node.kwargs.values())
+    )
+    operators = (declaration(each) for each in called if isinstance(each, compat.OpOverload))
+    parts = (version.__version__, torch.__version__, device, decision.digest(), *sources, *operators)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
