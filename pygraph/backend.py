@@ -93,7 +93,7 @@ def pygraph(
 def _settings(
     mode: str | None = None, options: Mapping[str, Any] | None = None, devices: Collection[str] = ()
 ) -> tuple[Settings, dict[str, Any]]:
-    """What the user has set, for PyGraph and for Inductor, all of it checked."""
+    """Options of the user for PyGraph and for Inductor, all of them checked."""
     settings = Settings.make(options)
     settings.check_passes()
     return settings, _inductor_patches(mode, settings, devices)

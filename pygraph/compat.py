@@ -210,7 +210,7 @@ _partition_wrapper = _find(
 
 
 def others_partitions() -> bool:
-    """Whether another library has set what is to be called in place of each partition of Inductor's programs."""
+    """True if another library has set what is to be called in place of each partition of Inductor's programs."""
     return not absent(_partition_wrapper) and _partition_wrapper.wrapper is not None
 
 
@@ -546,7 +546,7 @@ def mend_patterns() -> None:
 
 
 def _counts(node: torch.fx.Node, name: str) -> bool:
-    """Whether a keyword of an operator is a number other than its default."""
+    """True if a keyword of an operator is a number other than its default."""
     value, schema = node.kwargs[name], getattr(node.target, "_schema", None)
     if schema is None or isinstance(value, bool) or not isinstance(value, (int, float, complex, torch.fx.Node)):
         return False

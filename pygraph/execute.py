@@ -79,7 +79,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a graph runs on.
+    """Inputs of a graph.
 
     Args:
         saved: inputs by name; those that are missing are drawn
@@ -278,7 +278,7 @@ def _check_type(value: Value, result: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """What operators run one by one leave: inputs, results, each value at the end, and the results of each node when it
+    """Results of operators run one by one: inputs, results, each value at the end, and the results of each node when it
     ran."""
 
     args: list[Any]
@@ -394,12 +394,12 @@ def _shake(result: Any, generator: torch.Generator) -> None:
 
 
 def _is_empty(node: KernelNode) -> bool:
-    """Whether a node's results hold nothing yet."""
+    """True if a node's results hold nothing yet."""
     return "empty" in base_name(node.op).replace("_", ".").split(".")
 
 
 def _unsure(graph: Graph) -> frozenset[Value]:
-    """What follows from random numbers, which compiled operators draw in another way."""
+    """Values that follow from random numbers, which compiled operators draw in another way."""
     home: dict[Value, Value] = {}
     found: set[Value] = set()
     for node in graph.nodes:

@@ -74,7 +74,7 @@ def _reproducers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def _untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is captured, and in which order it is replayed, depends on no clock: only tests of that have one."""
+    """Captures and orders depend on no clock: only tests of that have one."""
     monkeypatch.setenv("PYGRAPH_LEDGER", "0")
     monkeypatch.setenv("PYGRAPH_ORDER", "program")
 

@@ -18,8 +18,7 @@ import torch._inductor.compile_fx
 import torch.distributed._functional_collectives
 
 from pygraph import compat
-from pygraph.frontend.names import HOP, SYM, _sym_by_name, resolve_op, words
-from pygraph.frontend.operators import signature
+from pygraph.frontend.names import HOP, SYM, _sym_by_name, resolve_op, signature, words
 from pygraph.ir.operators import ANY, Signature
 
 TABLE = Path(__file__).parents[1] / "pygraph" / "ir" / "operators.txt"

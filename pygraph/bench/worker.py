@@ -167,7 +167,7 @@ class Serving:
 
 
 def _settling() -> bool:
-    """Whether a captured region has not decided yet on the order of its launches."""
+    """True while a captured region has not decided on the order of its launches."""
     records = [region.record for report in pygraph.reports() for region in report.regions if region.record is not None]
     return any(record.contests for record in records)
 

@@ -157,7 +157,7 @@ def explain(
 def _short(
     reports: Sequence[GraphReport], ranks: Sequence[Any] | None, strict: bool, min_coverage: float | None
 ) -> Iterator[str]:
-    """What ``strict`` and ``min_coverage`` do not allow, in lines for stderr. Of other ``ranks``, that they fail."""
+    """Violations of ``strict`` and ``min_coverage``, in lines for stderr. Of other ``ranks``, that they fail."""
     from pygraph.report.facts import percent, summarize
 
     if strict:
@@ -277,8 +277,8 @@ def _shown_as_python_would(path: str) -> Iterator[None]:
 
 
 def _incomplete(report: GraphReport) -> Iterator[str]:
-    """What could not be captured, in a line each, and the graph breaks; what was left off because it does not pay, or
-    on demand, could be."""
+    """Operators that could not be captured, in a line each, and the graph breaks; not what was left off on demand, or
+    because it does not pay."""
     from pygraph.report.facts import clean, unselected
 
     for line, reason in report.origin.breaks.items():

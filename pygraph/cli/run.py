@@ -67,7 +67,7 @@ def run(
 
 
 def _lines(source: str, done: Execution, inputs: str) -> Iterator[str]:
-    """What ran, in which regions, and what differs first."""
+    """Report of a run: the calls, the regions, the first difference."""
     from pygraph.report.facts import clean, plural
 
     report, difference = done.report, done.difference

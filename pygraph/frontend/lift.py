@@ -16,7 +16,6 @@ from typing import Any, cast
 import sympy
 from torch import fx
 
-import pygraph.frontend.operators  # noqa: F401 - so that the verifier knows what torch does
 from pygraph import compat
 from pygraph.frontend.costs import cost_of
 from pygraph.frontend.effects import Call, Path, effects_of, tags_text

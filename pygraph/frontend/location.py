@@ -136,7 +136,7 @@ def noting_all_breaks() -> Iterator[None]:
 
 
 def _new_breaks() -> Iterator[tuple[tuple[str, str], Location, str]]:
-    """What Dynamo has added to its lists: lines at which it cut a function in two, and functions that it skipped."""
+    """Additions to Dynamo's lists: lines at which it cut a function in two, and functions that it skipped."""
     for reason in _added(0, compat.graph_break_reasons):
         if reason.graph_break and reason.user_stack:
             first = reason.user_stack[0]

@@ -61,7 +61,7 @@ def compare(before: Graph, after: Graph, *, exact: bool) -> str:
 
 @dataclass
 class _Observed:
-    """What can be seen of a run: results of each node by name, outputs, and inputs that were written."""
+    """Observable values of a run: results of each node by name, outputs, and inputs that were written."""
 
     nodes: dict[str, list[Any]] = field(default_factory=dict)
     outputs: list[Any] = field(default_factory=list)
@@ -104,7 +104,7 @@ def _hold(after: Graph, expected: _Observed, how: Evaluation, tolerance: float) 
 
 
 def _differences(expected: _Observed, found: _Observed, tolerance: float) -> list[tuple[str, str]]:
-    """What can be observed to differ, and how."""
+    """Observable differences, in words."""
     pairs = [(f"output {i}", pair) for i, pair in enumerate(zip(expected.outputs, found.outputs, strict=False))]
     pairs += [(f"input %{name} at the end", (one, found.written.get(name))) for name, one in expected.written.items()]
     different = [(what, why) for what, pair in pairs if (why := _difference(*pair, tolerance))]
@@ -114,7 +114,7 @@ def _differences(expected: _Observed, found: _Observed, tolerance: float) -> lis
 
 
 def _differs(node: KernelNode, expected: _Observed, found: _Observed, tolerance: float) -> bool:
-    """Whether results of ``node`` are not those that the node of its name had; a new node has none to differ from."""
+    """True if results of ``node`` are not those that the node of its name had; a new node has none to differ from."""
     if node.name not in expected.nodes:
         return False
     pairs = zip(expected.nodes[node.name], found.nodes[node.name], strict=False)

@@ -1,6 +1,7 @@
-"""Names of operators: a call target of FX as text, and the text back to what can be called.
+"""Names of operators: a call target of FX as text, and the text back to what can be called, with its signature.
 
-``aten.add.Tensor`` and the like are torch's own; ``sym.`` computes on sizes, ``hop.`` is a higher-order operator.
+``aten.add.Tensor`` and the like are torch's own; ``sym.`` computes on sizes, ``hop.`` is a higher-order operator. Once
+this is imported, the verifier knows the operators of this process: custom ones too, once their library is imported.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from pygraph import compat
 from pygraph.errors import PygraphError
+from pygraph.ir.operators import ANY, Signature, register_lookup
 
 HOP = "hop."
 SYM = "sym."
@@ -110,3 +112,26 @@ def resolve_op(name: str) -> Any:
     if found is None:
         raise FrontendError(f"this torch has no operator '{name}'")
     return found
+
+
+def signature_in_torch(op: str) -> Signature | None:
+    """The signature of ``op``, or None where this torch has no such operator."""
+    try:
+        target = resolve_op(op)
+    except FrontendError:
+        return None
+    return signature(target._schema) if isinstance(target, compat.OpOverload) else ANY
+
+
+def signature(schema: Any) -> Signature:
+    """A torch schema as the IR has it."""
+    positional = tuple(argument.name for argument in schema.arguments if not argument.kwarg_only)
+    keywords = tuple(argument.name for argument in schema.arguments if argument.kwarg_only)
+    optional = frozenset(argument.name for argument in schema.arguments if argument.has_default_value())
+    returned = [each.type for each in schema.returns]
+    counted = all(type(each) is not torch.ListType for each in returned)
+    fewer = len(returned) > 1 and any("mask" in argument.name for argument in schema.arguments)
+    return Signature(positional, keywords, optional, len(returned) if counted else None, fewer)
+
+
+register_lookup(signature_in_torch)

@@ -169,7 +169,7 @@ class _Maker:
         return self.fx.get_attr(target)
 
     def _fake(self, value: Value) -> Any:
-        """What a graph that an operator calls is given for an input."""
+        """Value of an input of a graph that an operator calls."""
         type = value.type
         if not isinstance(type, TensorType):
             raise FrontendError(f"input {value!r} of graph @{self.graph.name} is no tensor")

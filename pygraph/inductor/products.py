@@ -190,7 +190,7 @@ def _measured(path: Path | None, *operands: torch.Tensor) -> Times | None:
 
 
 def _several_ranks() -> bool:
-    """Whether this process is one of several, which would not all decide alike."""
+    """True if this process is one of several, which would not all decide alike."""
     group = torch.distributed
     return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 

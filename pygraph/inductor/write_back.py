@@ -153,7 +153,7 @@ class _Writer:
                 raise VerifyError(reason, rule="results", stage=self.graph.stage.value, node=node.name)
 
     def _agree(self, found: Type, noted: Type) -> bool:
-        """Whether two types are of one dtype, device and shape, as far as example sizes tell; layouts may differ."""
+        """True if two types are of one dtype, device and shape, as far as example sizes tell; layouts may differ."""
         if not isinstance(found, TensorType) or not isinstance(noted, TensorType):
             return type(found) is type(noted)
         if (found.dtype, found.device, len(found.shape)) != (noted.dtype, noted.device, len(noted.shape)):

@@ -218,7 +218,7 @@ def _broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim | None, ...] | No
 
 
 def _may_be_equal(shape: tuple[Dim, ...], wanted: tuple[Dim | None, ...]) -> bool:
-    """Whether no two sizes are different numbers."""
+    """True unless two sizes are different numbers."""
     pairs = zip(shape, wanted, strict=False)
     return len(shape) == len(wanted) and not any(
         isinstance(one, int) and isinstance(other, int) and one != other for one, other in pairs

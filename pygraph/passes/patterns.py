@@ -150,7 +150,7 @@ class _Scan:
         return type(arg) is type(wanted) and arg == wanted
 
     def _is_overwritten(self, inner: KernelNode, outer: KernelNode) -> bool:
-        """Whether what ``inner`` reads is written before ``outer`` runs."""
+        """True if what ``inner`` reads is written before ``outer`` runs."""
         first, last = self.place[inner], self.place[outer]
         read = {self.roots.get(value, value) for value in inner.inputs}
         return any(first < i < last and root in read for i, root in self.writes)

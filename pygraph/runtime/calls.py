@@ -98,7 +98,7 @@ _INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 
 
 def _is_sized_by_data(call: OperatorCall) -> bool:
-    """Whether the contents of arguments decide how much ``call`` returns: of a mask among indices, not of positions."""
+    """True if the contents of arguments decide how much ``call`` returns: of a mask among indices, not of positions."""
     if torch.Tag.dynamic_output_shape not in call.op.tags:
         return False
     given = {argument.name: value for argument, value in call.operands()}
@@ -179,7 +179,7 @@ def _laid_out(call: OperatorCall, fakes: list[Any]) -> list[Any]:
     try:
         arguments = _fake(call.args, zeros, None)
         returned = call.op(*arguments, **{name: _fake(value, zeros, None) for name, value in call.kwargs.items()})
-    except Exception:  # noqa: BLE001 - whatever an operator says to zeros
+    except (RuntimeError, IndexError, ValueError):
         return fakes
     return [_relaid(*pair) for pair in zip(fakes, returned if len(fakes) > 1 else [returned], strict=True)]
 

@@ -263,7 +263,7 @@ def _source_digest(path: str) -> str | None:
 
 
 def read(path: Path) -> Decision | None:
-    """What an earlier process decided; None if nothing was, or, with a warning, if that cannot be read."""
+    """Decision of an earlier process; None if there is none, or, with a warning, if that cannot be read."""
     found = load_json(path)
     if found is None:
         return None

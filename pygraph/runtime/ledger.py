@@ -108,7 +108,7 @@ class Ledger:
         self.attempts, self.spent_us = 0, 0.0
 
     def consents(self, account: Account, calls: int) -> bool:
-        """Whether a variant may be captured that ran ``calls`` times uncaptured; counts a call where it may not."""
+        """True if a variant may be captured that ran ``calls`` times uncaptured; counts a call where it may not."""
         agreed = self._pays(account, calls)
         self.declined += not agreed
         return agreed

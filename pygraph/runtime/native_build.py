@@ -157,7 +157,7 @@ class Loader:
             attempt.over.set()
 
     def _loaded(self, attempt: _Attempt) -> ModuleType | Refusal:
-        """What came of an attempt, once it is over: not loaded on its own thread, which may end amid native code."""
+        """Outcome of an attempt, once it is over: not loaded on its own thread, which may end amid native code."""
         attempt.over.wait()
         with self._lock:
             if self._module is None and isinstance(attempt.outcome, tuple):
@@ -368,8 +368,8 @@ def _guard() -> Iterator[int]:
 
 
 def _run(command: list[str], seconds: float | None = None) -> str:
-    """What the compiler prints. Raises CaptureError (``native-unavailable``) when it fails, and after ``seconds``. What
-    it started ends with it, and with this process."""
+    """Run the compiler; returns its output. Raises CaptureError (``native-unavailable``) when it fails, and after
+    ``seconds``. Processes that it started end with it, and with this one."""
     guarded, pipe = ["sh", "-c", _GUARD, "sh", str(_CPU_SECONDS), *command], subprocess.PIPE
     with (
         _guard() as stdin,

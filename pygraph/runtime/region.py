@@ -193,7 +193,7 @@ class Region:
         self._replay_last: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
         self._timed: Variant | None = None
-        """What was used last instead, if its calls are timed."""
+        """The variant that was used last, if its calls are timed."""
         self._key: ScalarKey | None = None
         self._device = torch.device("cpu")
         """Where it is captured, once it was called."""
@@ -362,7 +362,7 @@ class Region:
         return outputs
 
     def _is_ready(self) -> bool:
-        """Whether the driver can capture by now; the report says why it cannot."""
+        """True if the driver can capture by now; the report says why it cannot."""
         refusal, before = self._driver.unready(), self._unready
         self._unready, record = refusal, self.record
         if refusal is not None and (before is None or before.reason != refusal.reason):
@@ -374,11 +374,11 @@ class Region:
         return refusal is None
 
     def _waits(self, variant: Variant) -> bool:
-        """Whether a variant is neither captured, nor to be captured now, but maybe later."""
+        """True if a variant is neither captured, nor to be captured now, but maybe later."""
         return variant.executable is None and not variant.off and not self._is_due(variant)
 
     def _is_due(self, variant: Variant) -> bool:
-        """Whether a variant is to be captured now: its calls are enough, and the ledger consents."""
+        """True if a variant is to be captured now: its calls are enough, and the ledger consents."""
         if not variant.due(self._clock):
             return False
         return self._ledger is None or self._ledger.consents(variant.account, variant.ran)

@@ -854,7 +854,7 @@ class _UsedScheduler(Used):
 
 
 class _Scheduler:
-    """What stands for a scheduler: ``due`` counts its steps that are put off; all else is asked of itself.
+    """Stand-in for a scheduler: ``due`` counts its steps that are put off; all else is asked of itself.
     ``puts_off``: nothing behind a step of it asks for what it changes."""
 
     def __init__(self, scheduler: LRScheduler) -> None:

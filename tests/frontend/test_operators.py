@@ -16,8 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.errors import VerifyError
-from pygraph.frontend.names import FrontendError, resolve_op
-from pygraph.frontend.operators import signature
+from pygraph.frontend.names import FrontendError, resolve_op, signature
 from pygraph.frontend.types import TypeReader
 from pygraph.ir import Graph, parse_graph, verify
 from pygraph.ir.operators import Signature, listed
@@ -109,7 +108,7 @@ def test_whatever_torch_returns_passes_the_verifier() -> None:
 
 
 def violation(graph: Graph) -> str | None:
-    """What the verifier says of a graph."""
+    """Violation of a graph, in words."""
     try:
         verify(graph)
     except VerifyError as error:

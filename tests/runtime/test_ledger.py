@@ -56,7 +56,7 @@ def region_of(world: World, **options: Any) -> Region:
 
 
 def call(region: Region, world: World, sizes: Iterable[int], *rest: Any) -> list[str]:
-    """What answered a call of each size: ``replay``, ``uncaptured``, or an uncaptured run beside a ``capture``."""
+    """Answers to a call of each size: ``replay``, ``uncaptured``, or an uncaptured run beside a ``capture``."""
     done = []
     for size in sizes:
         before, made = region.record.replays, region.record.captures

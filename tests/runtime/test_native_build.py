@@ -302,7 +302,7 @@ def test_a_compiler_that_fails_is_a_refusal(
 
 
 def is_over(process: str) -> bool:
-    """Whether the process whose id was read has ended."""
+    """True if the process whose id was read has ended."""
     state = Path(f"/proc/{process.strip()}/stat")
     try:
         return state.read_text().rpartition(")")[2].split()[0] in "ZX"
