@@ -30,6 +30,7 @@ __all__ = [
     "check_options",
     "compilations",
     "compile_reason",
+    "declaration",
     "described_input",
     "dispatch_mode_flags",
     "follow_backward",
@@ -456,6 +457,16 @@ def compilations() -> list[Any]:
     return [] if absent(_compilations) else list(_compilations())
 
 
+def declaration(target: Any) -> str:
+    """The name of a call target; of an operator that does not come with torch, schema and tags, which another process
+    may declare otherwise. All overloads, where none is named."""
+    if isinstance(target, OpOverloadPacket):
+        return " ".join(declaration(getattr(target, name)) for name in target.overloads())
+    if not isinstance(target, OpOverload) or target.namespace in ("aten", "prims"):
+        return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+    return f"{target._schema} {sorted(map(str, target.tags))}"
+
+
 def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) -> None:
     """Ask ``substitute`` about each object that Dynamo is about to trace with. It guards on the object's identity.
 
@@ -494,6 +505,7 @@ def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) 
 
     _VariableBuilder.__call__, _UserObject.python_type = call, python_type
     _Builtin.call_isinstance = call_isinstance
+    vars(_Builtin).get("call_function_handler_cache", {}).clear()  # traces before this one bound the old methods
 
 
 @functools.cache

@@ -28,7 +28,6 @@ import torch
 
 from pygraph import cache, compat
 from pygraph.frontend.location import GraphOrigin
-from pygraph.frontend.names import declaration
 from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime.recording import Origin
 from pygraph.settings import Settings
@@ -114,7 +113,7 @@ def program_rows(gm: torch.fx.GraphModule, origin: GraphOrigin) -> list[str]:
 
 def _row(node: torch.fx.Node) -> str:
     modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    return f"{node.name} {declaration(node.target)} {node.meta.get('stack_trace')} {modules}"
+    return f"{node.name} {compat.declaration(node.target)} {node.meta.get('stack_trace')} {modules}"
 
 
 def entry_tag(rows: Iterable[str], settings: Settings) -> str | None:

@@ -82,16 +82,6 @@ def op_name(target: Any) -> str:
     return f"{PYTHON}{module}.{getattr(target, '__qualname__', type(target).__qualname__)}"
 
 
-def declaration(target: Any) -> str:
-    """The name of a call target; of an operator that does not come with torch, schema and tags, which another process
-    may declare otherwise. All overloads, where none is named."""
-    if isinstance(target, compat.OpOverloadPacket):
-        return " ".join(declaration(getattr(target, name)) for name in target.overloads())
-    if not isinstance(target, compat.OpOverload) or target.namespace in ("aten", "prims"):
-        return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
-    return f"{target._schema} {sorted(map(str, target.tags))}"
-
-
 @cache
 def resolve_op(name: str) -> Any:
     """What FX calls for ``name``. Raises FrontendError when this torch has no such operator."""

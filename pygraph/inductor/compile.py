@@ -15,7 +15,6 @@ import torch
 
 from pygraph import compat, version
 from pygraph.calibration.store import stored_model
-from pygraph.frontend.names import declaration
 from pygraph.inductor.decision import Decision
 from pygraph.inductor.emitted import ProgramRecord
 from pygraph.inductor.partition_hooks import PartitionHooks
@@ -87,7 +86,7 @@ def program_key(decision: Decision, passes: Sequence[Pass], gm: torch.fx.GraphMo
     called = (
         each for graph in graphs for node in graph.nodes for each in (node.target, *node.args, *node.kwargs.values())
     )
-    operators = (declaration(each) for each in called if isinstance(each, compat.OpOverload))
+    operators = (compat.declaration(each) for each in called if isinstance(each, compat.OpOverload))
     parts = (version.__version__, torch.__version__, device, decision.digest(), *sources, *operators)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

@@ -8,9 +8,9 @@ from enum import Enum
 from html import escape
 from typing import Any, get_args
 
+from pygraph.colours import colour
 from pygraph.errors import PygraphError
 from pygraph.ir.annotations import CAPTURABLE, REGION, Region
-from pygraph.ir.colours import colour
 from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.node import Arg, KernelNode, Location, Value, map_arg, values_in

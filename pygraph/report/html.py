@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from pygraph import __version__
-from pygraph.ir.colours import HUES, colour, hue
+from pygraph.colours import HUES, colour, hue
 from pygraph.report.facts import clean, coloured_as, percent, plural, summarize
 from pygraph.report.model import GraphReport
 from pygraph.report.picture import draw

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pygraph.colours import colour
 from pygraph.ir import KernelNode, dependences
-from pygraph.ir.colours import colour
 from pygraph.ir.text.print import type_text
 from pygraph.report.facts import clean, coloured_as, membership
 from pygraph.report.model import GraphReport, Uncaptured

@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pygraph.ir.colours import colour
+from pygraph.colours import colour
 from pygraph.report.facts import (
     CostRow,
     Quantity,

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from pygraph.bench.causes import CAUSES, OTHER, Profile, Run, document, page, read, table, timeline
 from pygraph.bench.process import CALL
+from pygraph.colours import HUES, hue
 from pygraph.errors import PygraphError
-from pygraph.ir.colours import HUES, hue
 from tests.commands import run
 from tests.report.test_html import Page
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from rich.color import ColorSystem
 from rich.style import Style
 
+from pygraph.colours import colour, hue
 from pygraph.ir import DETAIL, Graph, parse_graph
-from pygraph.ir.colours import colour, hue
 from pygraph.passes import PassManager
 from pygraph.report.html import render_html, render_svg
 from pygraph.report.model import GraphReport

@@ -6,6 +6,8 @@ What is traced matters here, not what is compiled: these run on ``aot_eager``.
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -612,3 +614,19 @@ def test_what_is_traced_is_of_its_own_class() -> None:
 
     each = [[True, False, False, True], [False, True, False, True], [False, False, True, True]]
     assert step() == (list(itertools.chain(*each)), [True, False, False])
+
+
+TRACED_BEFORE = """
+import torch, pygraph
+
+class Held: pass
+
+held, optimizer = Held(), torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+assert torch.compile(lambda x: x + isinstance(held, Held), backend="eager", fullgraph=True)(torch.zeros(2))[0] == 1
+print(pygraph.train_step(lambda: isinstance(optimizer, torch.optim.Optimizer), fullgraph=True)())
+"""
+
+
+def test_what_dynamo_traced_before_the_first_step_does_not_decide_of_which_class_an_optimizer_is() -> None:
+    done = subprocess.run([sys.executable, "-c", TRACED_BEFORE], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr[-2000:]
