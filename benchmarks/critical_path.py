@@ -20,12 +20,13 @@ from unittest import mock
 import torch
 
 from pygraph.bench.sides import PROGRAM_ORDER
+from pygraph.program.dependences import order_of
+from pygraph.program.order import Order
+from pygraph.program.program import Program
+from pygraph.program.steps import concurrently
 from pygraph.runtime import region
-from pygraph.runtime.contract import Order, Program
-from pygraph.runtime.dependences import order_of
 from pygraph.runtime.discover import Captured
 from pygraph.runtime.native_build import waiting_for_builds
-from pygraph.runtime.steps import concurrently
 
 WARM, PROFILED = 150, 10
 """Steps: before (calls of measured selection are among them), and those that are timed."""

@@ -19,8 +19,8 @@ import torch
 
 from pygraph import compat
 from pygraph.inductor.emitted import Step, annotate
+from pygraph.program.program import Program
 from pygraph.report.model import GraphReport
-from pygraph.runtime.contract import Program
 from pygraph.runtime.tensors import blocks, take
 
 _log = logging.getLogger("pygraph")

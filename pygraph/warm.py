@@ -28,8 +28,8 @@ import torch
 
 from pygraph import cache, compat
 from pygraph.frontend.location import GraphOrigin
+from pygraph.program.recording import Origin
 from pygraph.report.model import GraphReport, RegionReport
-from pygraph.runtime.recording import Origin
 from pygraph.settings import Settings
 from pygraph.version import PACKAGE, package_digest
 

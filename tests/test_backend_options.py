@@ -22,8 +22,8 @@ from pygraph.errors import PygraphError
 from pygraph.ir import Graph
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.selection import Selection
-from pygraph.runtime.contract import Program
-from pygraph.runtime.steps import concurrently
+from pygraph.program.program import Program
+from pygraph.program.steps import concurrently
 from tests.small import CALLS, Mlp, Scaled, compiled, replays
 
 pytestmark = pytest.mark.usefixtures("fresh")

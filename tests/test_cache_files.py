@@ -24,9 +24,9 @@ from pygraph import cache, warm
 from pygraph.calibration import store as calibrations
 from pygraph.inductor import products
 from pygraph.ir import HOST, Graph, parse_graph
+from pygraph.program.recording import Origin
 from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime import contest
-from pygraph.runtime.recording import Origin
 
 IDENTITY = calibrations.Identity("cpu", "some device", "1.2", "2.13.0", "0.1.0")
 MODEL = dataclasses.replace(HOST, name="some device", peaks={"f32": 60.0}, source="calibrated 2026-01-02")

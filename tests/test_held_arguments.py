@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pygraph.runtime.contract import Executable, Program
+from pygraph.program.program import Program
+from pygraph.runtime.contract import Executable
 from pygraph.runtime.host import HostDriver
 
 pytestmark = pytest.mark.usefixtures("fresh")

@@ -10,7 +10,7 @@ import torch
 from torch._inductor import config
 
 import pygraph
-from pygraph.runtime.contract import Order
+from pygraph.program.order import Order
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from pygraph.runtime.contract import Driver, Program, Slot
+from pygraph.program.layout import lifetimes
+from pygraph.program.program import Program, Slot
+from pygraph.program.recording import AllocationKind, Launch
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.eager import base_of
-from pygraph.runtime.layout import lifetimes
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import AllocationKind, Launch
 from pygraph.runtime.slots import SPORADIC, SlotTable, discover
 
 __all__ = ["Finding", "diagnose"]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pygraph.runtime.recording import Origin
+from pygraph.program.recording import Origin
 
 if TYPE_CHECKING:  # a restored program needs none
     from pygraph.inductor.decision import Decision

@@ -39,7 +39,7 @@ from pygraph.ir import CAPTURABLE, CONSTANT, EAGER, REASON, base_name
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.region_order import Kind, Time, fewest_runs, runs, settle
-from pygraph.runtime.recording import DRAWS_IF_CALLED, WAIT
+from pygraph.program.recording import DRAWS_IF_CALLED, WAIT
 
 __all__ = ["PartitionHooks"]
 

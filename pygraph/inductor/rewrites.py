@@ -22,7 +22,7 @@ from torch.fx import Node as FxNode
 from pygraph import compat
 from pygraph.frontend.names import op_name
 from pygraph.inductor.write_back import refresh_values
-from pygraph.runtime.recording import WAIT, is_functional_collective
+from pygraph.program.recording import WAIT, is_functional_collective
 
 
 def _finish(gm: torch.fx.GraphModule, made: Sequence[FxNode] = ()) -> None:

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from pygraph.compat import before_shutdown, resolve_process_group
+from pygraph.program.program import Program
+from pygraph.program.recording import is_functional_collective
 from pygraph.runtime.answers import in_flight
-from pygraph.runtime.contract import Program
 from pygraph.runtime.events import counts
-from pygraph.runtime.recording import is_functional_collective
 
 __all__ = ["VOTES", "Ballot", "Outcome", "collectives_of", "only_collectives", "open_ballot"]
 

@@ -16,10 +16,8 @@ import torch
 
 from pygraph.compat import OpOverload, TorchDispatchMode
 from pygraph.errors import CaptureError
-from pygraph.runtime.calls import OperatorCall, leaves
-from pygraph.runtime.contract import Answer, Program, ScratchPool, Slot
-from pygraph.runtime.eager import at_places
-from pygraph.runtime.recording import (
+from pygraph.program.program import Program, Slot
+from pygraph.program.recording import (
     WAIT,
     AllocationKind,
     EagerCall,
@@ -28,6 +26,9 @@ from pygraph.runtime.recording import (
     TensorLayout,
     is_functional_collective,
 )
+from pygraph.runtime.calls import OperatorCall, leaves
+from pygraph.runtime.contract import Answer, ScratchPool
+from pygraph.runtime.eager import at_places
 from pygraph.runtime.tensors import digest, span
 
 __all__ = ["Answers", "in_flight"]

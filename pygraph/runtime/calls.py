@@ -20,7 +20,7 @@ from pygraph.compat import (
     OpOverload,
 )
 from pygraph.errors import CaptureError
-from pygraph.runtime.recording import is_written
+from pygraph.program.recording import is_written
 
 __all__ = [
     "PLAIN",

@@ -24,12 +24,13 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from pygraph.errors import CaptureError, ReplayError
+from pygraph.program.program import Program
+from pygraph.program.recording import AllocationKind
 from pygraph.runtime.answers import Answers, in_flight
-from pygraph.runtime.contract import Driver, Executable, Program, ScratchPool
+from pygraph.runtime.contract import Driver, Executable, ScratchPool
 from pygraph.runtime.critical import unbroken
 from pygraph.runtime.nondeterminism import RUNS, Distance, Surprise, distance, too_far, unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
-from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, fingerprint, same_bytes, span, take
 
 __all__ = ["ODD_REPLAY", "Verdict", "compare", "observe", "verify"]

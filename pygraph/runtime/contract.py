@@ -8,216 +8,40 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import (
+from pygraph.program.program import EagerStep, Program, Step, check_program
+from pygraph.program.recording import (
     WAIT,
     AllocationKind,
-    EagerCall,
-    Launch,
-    Origin,
     Output,
     OutputKind,
     Recording,
     TensorLayout,
 )
+from pygraph.runtime.provenance import Refusal
 
 __all__ = [
     "Answer",
     "Driver",
-    "EagerStep",
     "Executable",
-    "GraphSegment",
-    "Layout",
-    "NonPointerWord",
-    "Order",
     "Places",
-    "Program",
     "ScratchPool",
-    "Slot",
-    "Step",
     "Timer",
     "add_steps",
-    "check_program",
     "describe_outputs",
     "make_driver",
-    "returned_by_calls",
     "share_uses",
     "start_build",
-    "used_by_calls",
     "uses",
 ]
 
 ScratchPool = Callable[[], AbstractContextManager[object]]
 """Within ``with scratch():``, entered as often as one likes, what this thread allocates is scratch memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A word that holds an address: word ``word`` of launch ``launch`` is ``offset`` bytes into an allocation."""
-
-    launch: int
-    word: int
-    kind: AllocationKind
-    index: int
-    offset: int
-
-    @property
-    def key(self) -> tuple[AllocationKind, int]:
-        """The name of the allocation."""
-        return (self.kind, self.index)
-
-
-@dataclass(frozen=True, slots=True)
-class NonPointerWord:
-    """A word that reads as an address, but is no operand's: a number, or bytes that nobody set. It stays as captured;
-    with ``scratch``, it an address of scratch memory replaces it. ``call`` names the call that its launch came from."""
-
-    launch: int
-    word: int
-    scratch: bool = False
-    call: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where POOL allocations lie at replay: at ``offsets[index]`` bytes of one workspace of ``nbytes``; those of
-    outputs, and of what eager calls are given (``fresh``), are allocated anew for each call."""
-
-    nbytes: int
-    offsets: dict[int, int]
-    fresh: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Launches ``begin`` to ``end`` (excluded), which are replayed as one.
-
-    Before it, memory is taken for ``blocks`` of intermediates (bytes, last step that uses it, and intermediate ▸ byte)
-    and for the POOL allocations ``taken``, each with a storage of its own. After it, the allocations ``released`` and
-    the arguments ``dead`` are let go of.
-    """
-
-    begin: int
-    end: int
-    blocks: tuple[tuple[int, int, Mapping[int, int]], ...]
-    taken: tuple[int, ...]
-    released: tuple[int, ...]
-    dead: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GraphSegment(Step):
-    """Launches of the capture."""
-
-
-@dataclass(frozen=True, slots=True)
-class EagerStep(Step):
-    """An operator that each replay calls, and the line that calls it."""
-
-    call: EagerCall
-    origin: Origin
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A partial order of launches. ``edges[i]`` are the launches that launch i waits for, but for those that another of
-    them waits for; bit j of ``before[i]`` is set where launch j has completed before i starts. ``lanes[i]`` is the one
-    that launch i runs in, where there are lanes."""
-
-    edges: tuple[tuple[int, ...], ...]
-    before: tuple[int, ...]
-    lanes: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, waits: Sequence[set[int]], lanes: Sequence[int] = ()) -> Order:
-        """The order in which launch i waits for the earlier launches ``waits[i]``."""
-        edges: list[tuple[int, ...]] = []
-        before: list[int] = []
-        for waited in waits:
-            reached, kept = 0, list[int]()
-            for launch in sorted(waited, reverse=True):  # a path to an earlier one leads by way of a later one
-                if not reached >> launch & 1:
-                    kept.append(launch)
-                    reached |= before[launch] | 1 << launch
-            edges.append(tuple(reversed(kept)))
-            before.append(reached)
-        return cls(tuple(edges), tuple(before), tuple(lanes))
-
-    def without(self, dropped: Collection[int]) -> Order:
-        """The order of the others, which wait for what ``dropped`` ones waited for in their place."""
-        waits: list[set[int]] = []
-        for waited in self.edges:
-            waits.append({each for one in waited for each in (waits[one] if one in dropped else (one,))})
-        return Order.of(waits, self.lanes)
-
-    def longest_path(self) -> int:
-        """How many launches the longest path has."""
-        return max(self.depths(0, len(self.edges)).values(), default=0)
-
-    def critical(self) -> frozenset[int]:
-        """The launches on a longest path."""
-        depths = self.depths(0, len(self.edges))
-        longest = max(depths.values(), default=0)
-        found = {launch for launch, depth in depths.items() if depth == longest}
-        for launch in reversed(range(len(self.edges))):
-            if launch in found:
-                found.update(waited for waited in self.edges[launch] if depths[waited] == depths[launch] - 1)
-        return frozenset(found)
-
-    def sequence(self, begin: int, end: int) -> list[int]:
-        """The launches from ``begin`` to ``end`` (excluded), each behind those that it waits for: by the length of the
-        longest path to them, so that what may run side by side stands side by side."""
-        depths = self.depths(begin, end)
-        return sorted(depths, key=lambda launch: depths[launch])
-
-    def depths(self, begin: int, end: int) -> dict[int, int]:
-        """How many launches the longest path to each of those from ``begin`` to ``end`` (excluded) has, among these."""
-        found: dict[int, int] = {}
-        for launch in range(begin, end):
-            found[launch] = 1 + max((found[waited] for waited in self.edges[launch] if waited >= begin), default=0)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """All that a driver needs to replay: the recording, which of its words are addresses, and where memory lies.
-
-    Addresses of arguments stay congruent to the captured ones by ``alignment`` bytes, since kernels load vectors; an
-    argument that is only read is copied otherwise. ``non_pointers`` are words that read as addresses and are no slots.
-    Somebody else keeps the arguments ``held`` beyond the call, so that to let go of them early gains nothing, and those
-    ``lent`` perhaps. ``name`` is what profilers call a replay. ``steps`` are what it does, in order;
-    ``order`` is that of launches within one (None: as captured).
-    """
-
-    recording: Recording
-    slots: tuple[Slot, ...]
-    layout: Layout
-    non_pointers: tuple[NonPointerWord, ...] = ()
-    held: frozenset[int] = frozenset()
-    lent: frozenset[int] = frozenset()
-    name: str = ""
-    alignment: int = 16
-    steps: tuple[Step, ...] = ()
-    order: Order | None = None
-
-    @property
-    def calls(self) -> tuple[Launch, ...]:
-        """The launches that are eager calls."""
-        return tuple(launch for launch in self.recording.launches if launch.eager is not None)
-
-    @property
-    def written(self) -> frozenset[int]:
-        """Positions of the arguments that a launch may write: exact where uses are known, else all that it is given and
-        that is not known to be read only."""
-        inputs, launches = [slot for slot in self.slots if slot.kind is AllocationKind.INPUT], self.recording.launches
-        return frozenset(slot.index for slot in inputs if launches[slot.launch].may_write(slot.word, slot.key))
 
 
 uses = ctypes.c_uint64()
@@ -332,34 +156,6 @@ class Driver(Protocol):
 
 
 # -- what both drivers do with a program -------------------------------------------------------------------------------
-
-
-def check_program(program: Program) -> None:
-    """Raise CaptureError (``invalid-program``) unless intermediates lie in the workspace, aligned as recorded, and the
-    fresh allocations are those of the outputs and of eager calls, but for what these return."""
-    layout, recording, alignment = program.layout, program.recording, program.recording.alignment
-    pool = {a.index: a for a in recording.allocations if a.kind is AllocationKind.POOL}
-    for index, offset in layout.offsets.items():
-        if index not in pool or offset < 0 or offset % alignment or offset + pool[index].nbytes > layout.nbytes:
-            raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
-    owned = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
-    owned |= used_by_calls(recording, program.slots)
-    returned = returned_by_calls(recording, program.slots)
-    if not owned - returned <= set(layout.fresh) or not set(layout.fresh) <= set(pool) - returned:
-        raise CaptureError("invalid-program", "the fresh allocations are not those of outputs and of eager calls")
-
-
-def used_by_calls(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
-    """The POOL allocations that eager calls are given or return."""
-    calls = {launch.index for launch in recording.launches if launch.eager is not None}
-    return frozenset(slot.index for slot in slots if slot.kind is AllocationKind.POOL and slot.launch in calls)
-
-
-def returned_by_calls(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
-    """Those that eager calls return: operators allocate that memory at each replay."""
-    calls = {launch.index: len(launch.eager.operands) for launch in recording.launches if launch.eager is not None}
-    pool = (slot for slot in slots if slot.kind is AllocationKind.POOL)
-    return frozenset(slot.index for slot in pool if slot.launch in calls and slot.word >= calls[slot.launch])
 
 
 Places = Mapping[tuple[AllocationKind, int], tuple[int, int]]

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.contract import Driver, Executable, Program
-from pygraph.runtime.layout import plan
+from pygraph.program.layout import plan
+from pygraph.program.program import Program
+from pygraph.program.recording import Allocation, AllocationKind, Recording
+from pygraph.program.steps import ORDER_MEMORY, concurrently, with_steps
+from pygraph.runtime.contract import Driver, Executable
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import Allocation, AllocationKind, Recording
 from pygraph.runtime.slots import SPORADIC, SlotTable, discover, outside, resolve
-from pygraph.runtime.steps import ORDER_MEMORY, concurrently, with_steps
 from pygraph.runtime.tensors import extent
 
 __all__ = ["Captured", "capture"]

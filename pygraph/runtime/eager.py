@@ -15,8 +15,8 @@ import torch
 
 from pygraph.compat import OpOverload
 from pygraph.errors import CaptureError
+from pygraph.program.recording import FUNCTIONAL_COLLECTIVES, EagerCall, EagerOperand, EagerResult, TensorLayout
 from pygraph.runtime.calls import OperatorCall, check_call, check_result, run_fake
-from pygraph.runtime.recording import FUNCTIONAL_COLLECTIVES, EagerCall, EagerOperand, EagerResult, TensorLayout
 
 __all__ = ["RecordedCall", "at_places", "base_of", "is_eager", "is_operator", "record_call"]
 

@@ -30,8 +30,8 @@ from pathlib import Path
 import torch
 
 from pygraph.compat import OpOverload
-from pygraph.runtime.contract import Slot
-from pygraph.runtime.recording import AllocationKind, Recording
+from pygraph.program.program import Slot
+from pygraph.program.recording import AllocationKind, Recording
 
 __all__ = [
     "RUNS",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.recording import UNKNOWN, Launch, Origin
+from pygraph.program.recording import UNKNOWN, Launch, Origin
 
 __all__ = ["Refusal", "blame", "blaming", "here", "is_out_of_memory", "merged", "ran", "reset_blame", "tracing"]
 

@@ -26,11 +26,14 @@ import torch
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError, first_line
+from pygraph.program.program import EagerStep, GraphSegment, Program
+from pygraph.program.recording import Origin
+from pygraph.program.steps import ORDER_MEMORY, longest_path, timeline
 from pygraph.runtime import live
 from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, only_collectives, open_ballot
 from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify
 from pygraph.runtime.contest import DEPENDENCES, PATIENCE, PROGRAM, Contest, Decision, kept_path, read
-from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program, uses
+from pygraph.runtime.contract import Driver, Executable, uses
 from pygraph.runtime.critical import capturing, capturing_turn, interruptible
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
@@ -38,9 +41,7 @@ from pygraph.runtime.events import Journal, Sizes, counts
 from pygraph.runtime.ledger import TIMED, Ledger
 from pygraph.runtime.provenance import Refusal, is_out_of_memory, tracing
 from pygraph.runtime.reasons import BUILDING, CLOSED, MEMORY, Lasting, reason_of
-from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
-from pygraph.runtime.steps import ORDER_MEMORY, longest_path, timeline
 from pygraph.runtime.tensors import fingerprint
 from pygraph.runtime.variants import LONGEST_WAIT, ScalarKey, State, Variant, VariantTable, signature, sizes_in
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
-from pygraph.runtime.contract import NonPointerWord, Slot
+from pygraph.program.program import NonPointerWord, Slot
+from pygraph.program.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording, UnownedMemory
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording, UnownedMemory
 
 __all__ = ["SPORADIC", "AddressMap", "SlotTable", "discover", "outside", "resolve"]
 

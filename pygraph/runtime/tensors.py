@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.recording import TensorLayout
+from pygraph.program.recording import TensorLayout
 
 __all__ = [
     "Block",

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from pygraph.program.program import Program
 from pygraph.runtime.contest import Contest, Decision
-from pygraph.runtime.contract import Executable, Program
+from pygraph.runtime.contract import Executable
 from pygraph.runtime.events import Sizes
 from pygraph.runtime.ledger import Account
 from pygraph.runtime.provenance import Refusal

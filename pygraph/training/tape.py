@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 import pygraph
 from pygraph.compat import OpOverload, TorchDispatchMode, below_autocast
 from pygraph.errors import CaptureError
+from pygraph.program.recording import COLLECTIVES, Origin
 from pygraph.runtime.calls import PLAIN, OperatorCall, check_call
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import COLLECTIVES, Origin
 from pygraph.runtime.tensors import digest
 
 __all__ = ["HostReads", "Tape", "user_line"]

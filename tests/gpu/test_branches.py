@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pygraph.program.recording import Recording
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.cuda.bindings import call, load, read_edges
 from pygraph.runtime.cuda.capture import payload_of
 from pygraph.runtime.cuda.nodes import handles
-from pygraph.runtime.recording import Recording
 from tests.gpu.replays import Function, captured, fresh_arguments, replay_and_compare
 from tests.runtime.regions import same_bits
 

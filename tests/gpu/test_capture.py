@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.program.recording import AllocationKind
 from pygraph.runtime.contract import Driver
-from pygraph.runtime.recording import AllocationKind
 from tests.gpu.replays import assert_replays
 
 Region = Callable[[list[Any]], Sequence[Any]]

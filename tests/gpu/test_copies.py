@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from pygraph.program.recording import LaunchKind
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.discover import Captured
-from pygraph.runtime.recording import LaunchKind
 from tests.gpu.replays import Function, assert_replays, captured
 from tests.runtime.regions import same_bits
 

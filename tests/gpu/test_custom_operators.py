@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import pygraph
+from pygraph.program.program import Program
 from pygraph.report.model import GraphReport
-from pygraph.runtime.contract import Driver, Program
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.region import Region
 

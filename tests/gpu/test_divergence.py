@@ -13,9 +13,10 @@ import torch.nn.functional as F
 import pygraph
 from pygraph.backend import pygraph as backend
 from pygraph.debug.diagnose import Finding, diagnose
-from pygraph.runtime.contract import Driver, Program
+from pygraph.program.program import Program
+from pygraph.program.recording import AllocationKind
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.cuda import CudaDriver
-from pygraph.runtime.recording import AllocationKind
 from tests.gpu.replays import Function, captured
 from tests.gpu.test_operators import CASES, rand, region
 from tests.runtime.regions import copy_arguments, same_bits

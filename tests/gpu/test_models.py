@@ -15,7 +15,8 @@ from torch import nn
 
 import pygraph
 from pygraph.backend import pygraph as backend
-from pygraph.runtime.contract import Order, Program
+from pygraph.program.order import Order
+from pygraph.program.program import Program
 from pygraph.runtime.cuda import executable
 from tests.gpu.programs import assert_replayed
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import pygraph
+from pygraph.program.recording import LaunchKind
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.cuda import executable
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import LaunchKind
 from tests.gpu.programs import compiled
 from tests.gpu.replays import captured, fresh_arguments, replay_and_compare
 from tests.runtime.regions import same_bits

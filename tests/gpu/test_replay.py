@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from pygraph.program.recording import AllocationKind, OutputKind
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.cuda import build as cuda_build
 from pygraph.runtime.host import build as host_build
-from pygraph.runtime.recording import AllocationKind, OutputKind
 from pygraph.runtime.region import Region
 from tests.gpu.replays import captured, replay_and_compare
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from pygraph.compat import storage_from_address
-from pygraph.runtime.contract import Driver, NonPointerWord
+from pygraph.program.program import NonPointerWord
+from pygraph.program.recording import AllocationKind
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.cuda.addresses import SCRATCH
 from pygraph.runtime.discover import capture
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import AllocationKind
 from tests.gpu.replays import assert_replays
 from tests.runtime.host.replays import make_program
 

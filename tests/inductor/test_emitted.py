@@ -8,7 +8,7 @@ import pytest
 
 from pygraph.inductor.decision import Decision, Placed
 from pygraph.inductor.emitted import PatternNode, Step, annotate, line_origins, read_program
-from pygraph.runtime.recording import Origin
+from pygraph.program.recording import Origin
 
 SOURCE = '''
 cpp_fused_add_0 = async_compile.cpp_pybinding(['const float*'], r"""kernel""")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pygraph.runtime.recording import (
+from pygraph.program.recording import (
     Allocation,
     AllocationKind,
     Launch,

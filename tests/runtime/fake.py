@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, Program, ScratchPool, uses
+from pygraph.program.program import Program
+from pygraph.program.recording import Origin, PythonCall, Recording, Use
+from pygraph.runtime.contract import Executable, ScratchPool, uses
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.provenance import ran
-from pygraph.runtime.recording import Origin, PythonCall, Recording, Use
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.tensors import extent
 from pygraph.runtime.variants import signature

@@ -23,13 +23,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph import cache
+from pygraph.program.program import Program
+from pygraph.program.recording import Recording
 from pygraph.runtime import region as region_module
 from pygraph.runtime.agreement import VOTES, Ballot, Outcome
 from pygraph.runtime.contest import _PLAN, Contest, Decision
-from pygraph.runtime.contract import Executable, Program, Timer
+from pygraph.runtime.contract import Executable, Timer
 from pygraph.runtime.discover import capture
 from pygraph.runtime.events import counts
-from pygraph.runtime.recording import Recording
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.variants import Variant
 from tests.runtime.captures import writes

@@ -19,10 +19,11 @@ from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.contract import EagerStep, Executable, GraphSegment, Program
+from pygraph.program.program import EagerStep, GraphSegment, Program
+from pygraph.program.steps import with_steps
+from pygraph.runtime.contract import Executable
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region, RegionOptions
-from pygraph.runtime.steps import with_steps
 
 Function = Callable[[list[Any]], Sequence[Any]]
 

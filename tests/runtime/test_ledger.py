@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime.contract import Executable, Program
-from pygraph.runtime.recording import Recording
+from pygraph.program.program import Program
+from pygraph.program.recording import Recording
+from pygraph.runtime.contract import Executable
 from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import FakeDriver
 

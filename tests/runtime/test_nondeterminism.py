@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime.contract import Slot
+from pygraph.program.program import Slot
+from pygraph.program.recording import AllocationKind
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.nondeterminism import (
     RUNS,
@@ -19,7 +20,6 @@ from pygraph.runtime.nondeterminism import (
     too_far,
     unrepeatable,
 )
-from pygraph.runtime.recording import AllocationKind
 from tests.runtime.captures import Capture, reads, writes
 from tests.runtime.regions import compile_regions
 

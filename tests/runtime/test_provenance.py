@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pygraph.program.recording import UNKNOWN, Origin
 from pygraph.runtime.provenance import Refusal, blame, here, reset_blame, tracing
-from pygraph.runtime.recording import UNKNOWN, Origin
 
 FIRST, SECOND = Origin(("mm",), ("m.py:1",)), Origin(("late",), ("m.py:2",))
 

@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.logging_tensor import capture_logs_with_logging_tensor_mode
 
 from pygraph.errors import CaptureError, ReplayError
+from pygraph.program.recording import Origin, Use
 from pygraph.runtime.events import counts
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.provenance import blame
-from pygraph.runtime.recording import Origin, Use
 from pygraph.runtime.region import Region
 from pygraph.runtime.variants import MAX_TRACKED
 from tests.runtime.captures import Capture

@@ -13,10 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import Layout, NonPointerWord, Program, Slot
-from pygraph.runtime.discover import capture as capture_region
-from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import (
+from pygraph.program.program import Layout, NonPointerWord, Program, Slot
+from pygraph.program.recording import (
     Allocation,
     AllocationKind,
     LaunchKind,
@@ -26,6 +24,8 @@ from pygraph.runtime.recording import (
     UnownedAddress,
     UnownedMemory,
 )
+from pygraph.runtime.discover import capture as capture_region
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.slots import SlotTable, discover, resolve
 from tests.runtime.captures import Capture, reads, writes
 from tests.runtime.fake import FakeDriver, double

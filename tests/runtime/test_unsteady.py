@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import ReplayError
+from pygraph.program.recording import PythonCall
 from pygraph.runtime import compare as compare_module
 from pygraph.runtime import region as region_module
 from pygraph.runtime.compare import Verdict, compare
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.nondeterminism import RUNS
-from pygraph.runtime.recording import PythonCall
 from pygraph.runtime.region import Region, RegionOptions, RegionRecord
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from pygraph.program.recording import Allocation, AllocationKind, Launch, UnownedAddress, UnownedMemory
 from pygraph.runtime.cuda.bindings import call, succeeded
-from pygraph.runtime.recording import Allocation, AllocationKind, Launch, UnownedAddress, UnownedMemory
 from pygraph.runtime.slots import AddressMap
 
 __all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas", "with_unowned"]

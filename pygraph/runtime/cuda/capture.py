@@ -19,6 +19,7 @@ import torch
 
 from pygraph.compat import clear_cublas_workspaces, storage_from_address
 from pygraph.errors import CaptureError
+from pygraph.program.recording import Allocation, AllocationKind, Launch, Output, OutputKind, Recording
 from pygraph.runtime.calls import OperatorCall
 from pygraph.runtime.contract import describe_outputs
 from pygraph.runtime.critical import only_capture, unbroken
@@ -29,7 +30,6 @@ from pygraph.runtime.cuda.observe import EagerCalls, Observer, calls_operators, 
 from pygraph.runtime.cuda.phases import phases_of
 from pygraph.runtime.eager import RecordedCall, record_call
 from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
-from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind, Recording
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import extent, module_constants
 

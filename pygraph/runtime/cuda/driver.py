@@ -13,12 +13,13 @@ import torch
 
 from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, Program, ScratchPool, Timer, share_uses
+from pygraph.program.program import Program
+from pygraph.program.recording import Recording
+from pygraph.runtime.contract import Executable, ScratchPool, Timer, share_uses
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.capture import DeviceCapture, check_arguments, payload_of
 from pygraph.runtime.cuda.executable import make_executable
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import Recording
 
 __all__ = ["CudaDriver"]
 

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, GraphSegment, Order, Program, Step, add_steps, check_program
+from pygraph.program.dependences import check
+from pygraph.program.order import Order
+from pygraph.program.program import GraphSegment, Program, Step, check_program
+from pygraph.runtime.contract import Executable, add_steps
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import add_edges, call, read_edges, replace_edges
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, EventNode, KernelNode, Node
 from pygraph.runtime.cuda.phases import without
-from pygraph.runtime.dependences import check
 from pygraph.runtime.slots import AddressMap
 
 __all__ = ["Part", "drop_superseded", "make_executable", "split", "with_scratch"]

@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from pygraph.errors import CaptureError
+from pygraph.program.recording import WORD, Launch, LaunchKind, Use
 from pygraph.runtime.cuda.bindings import call, succeeded
-from pygraph.runtime.recording import WORD, Launch, LaunchKind, Use
 
 __all__ = ["CopyNode", "EmptyNode", "EventNode", "FillNode", "KernelNode", "Node", "handles", "read_nodes"]
 

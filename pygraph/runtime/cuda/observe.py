@@ -23,12 +23,7 @@ import torch
 
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
-from pygraph.runtime.calls import OperatorCall, tensors_in
-from pygraph.runtime.cuda.nodes import Node
-from pygraph.runtime.eager import RecordedCall, is_eager
-from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
-from pygraph.runtime.provenance import blame, blaming, here, ran
-from pygraph.runtime.recording import (
+from pygraph.program.recording import (
     COLLECTIVES,
     FUNCTIONAL_COLLECTIVES,
     UNKNOWN,
@@ -44,6 +39,11 @@ from pygraph.runtime.recording import (
     is_functional_collective,
     is_written,
 )
+from pygraph.runtime.calls import OperatorCall, tensors_in
+from pygraph.runtime.cuda.nodes import Node
+from pygraph.runtime.eager import RecordedCall, is_eager
+from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
+from pygraph.runtime.provenance import blame, blaming, here, ran
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import rebound
 

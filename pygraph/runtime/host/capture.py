@@ -16,13 +16,13 @@ import torch
 
 from pygraph.compat import dynamo_guards
 from pygraph.errors import CaptureError
+from pygraph.program.recording import AllocationKind, Output, OutputKind, Recording
 from pygraph.runtime.contract import describe_outputs
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.host.kernels import find_kernel, is_native_function
 from pygraph.runtime.host.operators import RecordOperators
 from pygraph.runtime.host.recorder import Arena, Recorder
 from pygraph.runtime.provenance import blaming, is_out_of_memory, reset_blame
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 from pygraph.runtime.tensors import extent, module_constants, rebound
 
 __all__ = ["capture_region"]

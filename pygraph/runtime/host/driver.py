@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, Program, ScratchPool, Step, add_steps, share_uses
+from pygraph.program.program import Program, Step
+from pygraph.program.recording import AllocationKind, EagerCall, Launch, Recording
+from pygraph.runtime.contract import Executable, ScratchPool, add_steps, share_uses
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.recorder import Payload, Recorder
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import AllocationKind, EagerCall, Launch, Recording
 
 __all__ = ["HostDriver"]
 

@@ -13,12 +13,12 @@ import torch
 
 from pygraph.compat import DispatchKey, FakeTensor, OpOverload, TorchDispatchMode
 from pygraph.errors import CaptureError
+from pygraph.program.recording import COLLECTIVES, DRAWS_IF_CALLED, AllocationKind, is_written
 from pygraph.runtime.calls import OperatorCall, check_call, fake_results, leaves
 from pygraph.runtime.eager import base_of, is_eager, record_call
 from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
 from pygraph.runtime.provenance import blaming
-from pygraph.runtime.recording import COLLECTIVES, DRAWS_IF_CALLED, AllocationKind, is_written
 
 __all__ = ["RecordOperators"]
 

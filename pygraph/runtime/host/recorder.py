@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.program.recording import Allocation, AllocationKind, EagerCall, Launch, LaunchKind, TensorLayout, Use
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.provenance import here
-from pygraph.runtime.recording import Allocation, AllocationKind, EagerCall, Launch, LaunchKind, TensorLayout, Use
 from pygraph.runtime.tensors import extent
 
 __all__ = ["Arena", "Operand", "OperatorLaunch", "Payload", "Recorder"]

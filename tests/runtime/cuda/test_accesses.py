@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pygraph.runtime.contract import Layout, Program, Slot
+from pygraph.program.program import Layout, Program, Slot
+from pygraph.program.recording import Access, AllocationKind, Bytes, LaunchKind, is_written
 from pygraph.runtime.cuda.observe import Observer, Operand, Span, _Kernel, _triton_operands, observing, with_calls
-from pygraph.runtime.recording import Access, AllocationKind, Bytes, LaunchKind, is_written
 from tests.runtime.captures import Capture
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pygraph.program.recording import UNKNOWN, Allocation, AllocationKind, EagerCall, Launch, LaunchKind
 from pygraph.runtime.cuda.nodes import FillNode
 from pygraph.runtime.cuda.observe import EagerSpan, with_eager
-from pygraph.runtime.recording import UNKNOWN, Allocation, AllocationKind, EagerCall, Launch, LaunchKind
 
 
 def span(begin: int, pieces: int, reads: tuple[int, ...] = (), writes: tuple[int, ...] = ()) -> EagerSpan:

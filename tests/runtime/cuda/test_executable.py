@@ -8,14 +8,15 @@ from unittest.mock import Mock, call
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import NonPointerWord, Order, Program, Slot
+from pygraph.program.layout import plan
+from pygraph.program.order import Order
+from pygraph.program.program import NonPointerWord, Program, Slot
+from pygraph.program.recording import AllocationKind, Recording
+from pygraph.program.steps import cut, with_steps
 from pygraph.runtime.cuda import executable
 from pygraph.runtime.cuda.executable import Part, _tell, with_scratch
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
-from pygraph.runtime.layout import plan
-from pygraph.runtime.recording import AllocationKind, Recording
 from pygraph.runtime.slots import SlotTable, discover
-from pygraph.runtime.steps import cut, with_steps
 from tests.runtime.captures import Capture
 
 SIZE = 24 << 20

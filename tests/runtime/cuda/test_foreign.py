@@ -8,8 +8,8 @@ import pytest
 import torch
 from cuda.bindings.driver import CUmemorytype, CUpointer_attribute
 
+from pygraph.program.recording import UnownedAddress, UnownedMemory
 from pygraph.runtime.cuda.addresses import with_unowned
-from pygraph.runtime.recording import UnownedAddress, UnownedMemory
 from tests.runtime.captures import Capture
 
 LIVE = 0x7A00_0000_0000

@@ -10,8 +10,8 @@ import pytest
 from cuda.bindings.driver import CUgraphNodeType, CUmemorytype
 
 from pygraph.errors import CaptureError
+from pygraph.program.recording import Launch, LaunchKind
 from pygraph.runtime.cuda.nodes import CopyNode, EventNode, FillNode, KernelNode, Node, read_nodes
-from pygraph.runtime.recording import Launch, LaunchKind
 from tests.runtime.captures import reads, writes
 
 A, B = 0x7F00_0000_1000, 0x7F00_0000_2000

@@ -15,11 +15,11 @@ import torch
 from torch import distributed
 
 from pygraph.errors import CaptureError
+from pygraph.program.recording import Allocation, AllocationKind, Origin
 from pygraph.runtime.cuda import observe
 from pygraph.runtime.cuda.capture import _recording
 from pygraph.runtime.cuda.observe import EagerCalls, Observer, calls_operators, observing
 from pygraph.runtime.provenance import Refusal, tracing
-from pygraph.runtime.recording import Allocation, AllocationKind, Origin
 
 
 class Stream:

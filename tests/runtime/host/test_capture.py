@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.program.recording import AllocationKind, LaunchKind
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.recording import AllocationKind, LaunchKind
 from tests.runtime.host.replays import make_executable
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
 

@@ -12,10 +12,11 @@ import torch
 
 from pygraph.debug.diagnose import Finding, diagnose
 from pygraph.errors import CaptureError, ReplayError
-from pygraph.runtime.contract import Executable, Layout, Program, Slot
+from pygraph.program.program import Layout, Program, Slot
+from pygraph.program.recording import AllocationKind
+from pygraph.runtime.contract import Executable
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.host.kernels import Kernel, Parameter
-from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.host.replays import make_program
 from tests.runtime.programs import region_calls

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.program.recording import OutputKind
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.recording import OutputKind
 from tests.runtime.host.replays import assert_replays, make_executable
 from tests.runtime.regions import RegionCall, compile_regions
 

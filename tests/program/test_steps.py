@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import GraphSegment, Layout, Order, Program, Slot
+from pygraph.program.dependences import in_lanes
+from pygraph.program.layout import plan
+from pygraph.program.order import Order
+from pygraph.program.program import GraphSegment, Layout, Program, Slot
+from pygraph.program.recording import Access, AllocationKind, Bytes, Output, OutputKind
+from pygraph.program.steps import EXCESS, FEWEST_LAUNCHES, PIECE, WORTHWHILE, Plan, _Facts, cut, pieces, timeline
 from pygraph.runtime.cuda.phases import phases
-from pygraph.runtime.dependences import in_lanes
-from pygraph.runtime.layout import plan
-from pygraph.runtime.recording import Access, AllocationKind, Bytes, Output, OutputKind
 from pygraph.runtime.slots import SlotTable, discover
-from pygraph.runtime.steps import EXCESS, FEWEST_LAUNCHES, PIECE, WORTHWHILE, Plan, _Facts, cut, pieces, timeline
 from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
 

@@ -16,10 +16,10 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
-from pygraph.runtime.contract import EagerStep, GraphSegment, Layout, Program, Step, returned_by_calls
-from pygraph.runtime.dependences import in_lanes, order_of
-from pygraph.runtime.layout import Lifetime, lifetimes, pack
-from pygraph.runtime.recording import AllocationKind, OutputKind
+from pygraph.program.dependences import in_lanes, order_of
+from pygraph.program.layout import Lifetime, lifetimes, pack
+from pygraph.program.program import EagerStep, GraphSegment, Layout, Program, Step, returned_by_calls
+from pygraph.program.recording import AllocationKind, OutputKind
 
 __all__ = ["Block", "Plan", "concurrently", "cut", "longest_path", "pieces", "timeline", "with_steps"]
 

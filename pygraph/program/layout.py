@@ -13,8 +13,9 @@ from functools import reduce
 from itertools import accumulate, compress
 from operator import and_, itemgetter, or_
 
-from pygraph.runtime.contract import Layout, Order, Slot, returned_by_calls, used_by_calls
-from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
+from pygraph.program.order import Order
+from pygraph.program.program import Layout, Slot, returned_by_calls, used_by_calls
+from pygraph.program.recording import AllocationKind, OutputKind, Recording
 
 __all__ = ["Lifetime", "lifetimes", "pack", "plan"]
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import Slot
+from pygraph.program.layout import Lifetime, lifetimes, pack, plan
+from pygraph.program.program import Slot
+from pygraph.program.recording import AllocationKind, Output, OutputKind
 from pygraph.runtime.cuda.phases import phases
-from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
 

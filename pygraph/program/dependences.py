@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Order, Program, Slot
-from pygraph.runtime.recording import Access, AllocationKind, Bytes, Launch, Recording
+from pygraph.program.order import Order
+from pygraph.program.program import Program, Slot
+from pygraph.program.recording import Access, AllocationKind, Bytes, Launch, Recording
 
 __all__ = ["check", "in_lanes", "order_of"]
 

@@ -1,0 +1,68 @@
+"""A partial order of launches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Order"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A partial order of launches. ``edges[i]`` are the launches that launch i waits for, but for those that another of
+    them waits for; bit j of ``before[i]`` is set where launch j has completed before i starts. ``lanes[i]`` is the one
+    that launch i runs in, where there are lanes."""
+
+    edges: tuple[tuple[int, ...], ...]
+    before: tuple[int, ...]
+    lanes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, waits: Sequence[set[int]], lanes: Sequence[int] = ()) -> Order:
+        """The order in which launch i waits for the earlier launches ``waits[i]``."""
+        edges: list[tuple[int, ...]] = []
+        before: list[int] = []
+        for waited in waits:
+            reached, kept = 0, list[int]()
+            for launch in sorted(waited, reverse=True):  # a path to an earlier one leads by way of a later one
+                if not reached >> launch & 1:
+                    kept.append(launch)
+                    reached |= before[launch] | 1 << launch
+            edges.append(tuple(reversed(kept)))
+            before.append(reached)
+        return cls(tuple(edges), tuple(before), tuple(lanes))
+
+    def without(self, dropped: Collection[int]) -> Order:
+        """The order of the others, which wait for what ``dropped`` ones waited for in their place."""
+        waits: list[set[int]] = []
+        for waited in self.edges:
+            waits.append({each for one in waited for each in (waits[one] if one in dropped else (one,))})
+        return Order.of(waits, self.lanes)
+
+    def longest_path(self) -> int:
+        """How many launches the longest path has."""
+        return max(self.depths(0, len(self.edges)).values(), default=0)
+
+    def critical(self) -> frozenset[int]:
+        """The launches on a longest path."""
+        depths = self.depths(0, len(self.edges))
+        longest = max(depths.values(), default=0)
+        found = {launch for launch, depth in depths.items() if depth == longest}
+        for launch in reversed(range(len(self.edges))):
+            if launch in found:
+                found.update(waited for waited in self.edges[launch] if depths[waited] == depths[launch] - 1)
+        return frozenset(found)
+
+    def sequence(self, begin: int, end: int) -> list[int]:
+        """The launches from ``begin`` to ``end`` (excluded), each behind those that it waits for: by the length of the
+        longest path to them, so that what may run side by side stands side by side."""
+        depths = self.depths(begin, end)
+        return sorted(depths, key=lambda launch: depths[launch])
+
+    def depths(self, begin: int, end: int) -> dict[int, int]:
+        """How many launches the longest path to each of those from ``begin`` to ``end`` (excluded) has, among these."""
+        found: dict[int, int] = {}
+        for launch in range(begin, end):
+            found[launch] = 1 + max((found[waited] for waited in self.edges[launch] if waited >= begin), default=0)
+        return found
