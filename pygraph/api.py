@@ -1,4 +1,4 @@
-"""What users call beside ``torch.compile``: explain a model, read reports and counters, forget them."""
+"""The functions beside ``torch.compile``: explain a model, read reports and counters, forget them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Explanation:
         return render_html(self.reports)
 
     def json(self) -> dict[str, Any]:
-        """The same as data; the schema is versioned."""
+        """The reports as data; the schema is versioned."""
         return to_json(self.reports)
 
 
@@ -85,13 +85,13 @@ def reports() -> list[GraphReport]:
 
 
 def counters() -> dict[str, int]:
-    """What the runtime did so far in this process: captures, replays, uncaptured calls, and each other kind of event
+    """Counts of the runtime in this process so far: captures, replays, uncaptured calls, and each other kind of event
     (see ``Event``), in all and by reason."""
     return dict(sorted(dict(events.counts).items()))  # a copy first: other threads may count meanwhile
 
 
 def region_counters() -> dict[str, dict[str, int]]:
-    """The same for each region that is alive, by its name: since it was made, whatever ``reset`` has forgotten."""
+    """The counters of each region that is alive, by its name: since it was made, whatever ``reset`` has forgotten."""
     found: dict[str, Counter[str]] = {}
     for region in live.regions():
         name, counted = region.counters

@@ -103,7 +103,7 @@ compat.check_options(pygraph, _settings)
 
 
 def _inductor_patches(mode: str | None, settings: Settings, devices: Collection[str]) -> dict[str, Any]:
-    """What Inductor's configuration is to be. Launches that may run side by side share no buffers: those that use one
+    """Inductor's configuration for this graph. Launches that may run side by side share no buffers: those that use one
     after the other would wait for each other, and replays place intermediates themselves."""
     try:
         chosen = dict(compat.list_mode_options(mode)) if mode else {}
@@ -235,7 +235,7 @@ class _Compiler:
     # -- a warm one ----------------------------------------------------------------------------------------------------
 
     def restore(self, program: Any, facts: Facts, rest: str) -> Boxed:
-        """What AOTAutograd's cache had kept: ``program`` gets its regions back, and the report says the same of it."""
+        """Restore from AOTAutograd's cache: ``program`` gets its regions and its report back."""
         report = open_report(facts.kind, self.origin)
         try:
             with _timed(report, "restore"):
@@ -342,7 +342,7 @@ def _raise_if_uncaptured(report: GraphReport) -> None:
 
 
 def _facts(program: Any, graph: Graph, decision: Decision, report: GraphReport, tag: str, strict: bool) -> Facts:
-    """What is known of ``program`` before it runs, in ``report`` too. Raises CaptureError for a program that is not cut
+    """The facts of ``program`` before it runs, in ``report`` too. Raises CaptureError for a program that is not cut
     as was decided, if ``strict``."""
     from pygraph.frontend.lift import held_inputs, lent_inputs
     from pygraph.inductor.compile import compare

@@ -61,7 +61,7 @@ _RAISES = "nothing is compiled: backend='pygraph' raises"
 """The cost of a symbol that reaches plain Inductor itself."""
 
 MISSING: dict[str, str] = {}
-"""What this torch lacks: the path of each symbol, and what its absence costs."""
+"""Symbols that this torch lacks: the path of each symbol, and what its absence costs."""
 
 
 class MissingSymbolError(ImportError):
@@ -109,12 +109,12 @@ def _resolve(path: str) -> Any:
 
 
 def absent(symbol: Any) -> bool:
-    """Whether ``symbol`` is a stand-in."""
+    """True if ``symbol`` is a stand-in."""
     return isinstance(symbol, _Absent)
 
 
 def missing_text(cost: str | None = None) -> str:
-    """What this torch lacks (with ``cost``: what costs that), for a log or a report; empty if it lacks nothing."""
+    """A list of what this torch lacks (with ``cost``: at that cost), for a log or a report; empty if nothing."""
     rows = [f"{path}: {price}" for path, price in MISSING.items() if cost in (None, price)]
     return f"torch {torch.__version__} lacks what PyGraph uses: {'; '.join(rows)}" if rows else ""
 
@@ -284,14 +284,14 @@ _find(
 
 @dataclass(frozen=True, slots=True)
 class Substitution:
-    """What Dynamo sees of an object: what the attributes in ``path`` lead to. It guards on those in ``watched`` too."""
+    """Dynamo's view of an object: what the attributes in ``path`` lead to. It guards on those in ``watched`` too."""
 
     path: tuple[str, ...]
     watched: tuple[str, ...] = ()
 
 
 def untouched(_mapping: Mapping[str, Any], _name: str) -> bool:
-    """Whether the program that is traced has neither read nor written the item ``_name`` of ``_mapping``."""
+    """True if the program that is traced has neither read nor written the item ``_name`` of ``_mapping``."""
     return True
 
 
@@ -374,7 +374,7 @@ class _Debt:
 
 
 def _debts(trace: Any) -> list[_Debt]:
-    """What is owed in this trace."""
+    """The debts of this trace."""
     found: list[_Debt] = vars(trace).setdefault("_pygraph_debts", [])
     return found
 
@@ -442,7 +442,7 @@ def _set_method(name: str, method: Callable[..., Any]) -> None:
 
 
 def _unread(item: Any, holder: Any) -> bool:
-    """Whether ``item`` is still what ``holder``, the source of a container, has; and its number, or all, unknown."""
+    """True if ``item`` is still what ``holder``, the source of a container, has; and its number, or all, unknown."""
     if not isinstance(item, _LazyVariableTracker):
         return False
     known = item.realize() if item.is_realized() else None
@@ -656,7 +656,7 @@ def mend_gradients() -> None:
 
 
 def _loses_second_order(graph: torch.fx.Graph) -> bool:
-    """Whether a graph that Dynamo traced asks for gradients with a graph of their own, and has a custom autograd
+    """True if a graph that Dynamo traced asks for gradients with a graph of their own, and has a custom autograd
     function, whose backward would have none."""
     asks = any(
         node.target is torch.autograd.grad and (node.kwargs.get("create_graph") or any(node.args[4:5]))
@@ -756,7 +756,7 @@ _set_dynamo_flag = _find("torch._C._dynamo.guards.set_is_in_mode_without_ignore_
 
 
 def dispatch_mode_flags() -> Mapping[str, bool]:
-    """What a dispatch mode notes when it is entered, besides being pushed."""
+    """Flags that a dispatch mode sets when it is entered, besides being pushed."""
     return {name: getattr(_python_dispatch, name) for name in _MODE_FLAGS if hasattr(_python_dispatch, name)}
 
 
@@ -900,7 +900,7 @@ def input_sources(gm: torch.fx.GraphModule) -> dict[int | str, str]:
 
 
 def described_input(description: Any) -> tuple[int | str, tuple[str, ...]] | None:
-    """What a placeholder of AOTAutograd's with that ``meta["desc"]`` stands for: a key of ``input_sources``, and
+    """The source of a placeholder of AOTAutograd's with that ``meta["desc"]``: a key of ``input_sources``, and
     attributes that lead on from there. None where that is unknown, or it is no input of Dynamo's."""
     if isinstance(description, _PlainInput):
         return description.idx, ()

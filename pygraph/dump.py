@@ -32,7 +32,7 @@ _INPUTS_LIMIT = 2**30
 Boxed = Callable[[list[Any]], Any]
 
 _dumped: deque[tuple[Path, GraphReport]] = deque(maxlen=256)
-"""What is written again at exit, when the reports know what was replayed."""
+"""Dumps to write again at exit, when the reports know what was replayed."""
 
 
 def graph_dir(dump_dir: str | None, report: GraphReport) -> Path | None:

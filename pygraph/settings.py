@@ -1,4 +1,4 @@
-"""What a user may set: the ``options`` of ``torch.compile`` and environment variables of the same names.
+"""Settings of a user: the ``options`` of ``torch.compile`` and environment variables of the same names.
 
 An option given in code wins over its variable. Names and types are checked here; meaning lives where it is used.
 """
@@ -124,7 +124,7 @@ _KINDS = {
     "cache_dir": "a path",
     "inductor": "a mapping of Inductor's options",
 }
-"""What the value of each option is."""
+"""The values that each option takes."""
 _VARIABLES = {_PREFIX + name.upper(): name for name in _KINDS if name != "inductor"}
 
 
@@ -139,7 +139,7 @@ def _warn_of_unknown(names: frozenset[str]) -> None:
 
 
 def _read(option: str, text: str) -> object:
-    """What a variable says; the text itself where it is none of what the option takes."""
+    """The value of a variable; the text itself where it is none of what the option takes."""
     if _KINDS[option] == "true or false":
         words = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
         return words.get(text.lower(), text)

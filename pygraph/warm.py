@@ -49,7 +49,7 @@ class RegionFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """What it takes to give a program of Inductor's its regions. ``tag`` is the cache key tag under which its kernels
+    """All that gives a program of Inductor's its regions. ``tag`` is the cache key tag under which its kernels
     were made."""
 
     tag: str
@@ -104,8 +104,8 @@ def _complete(rest: str, report: GraphReport) -> None:
 
 
 def program_rows(gm: torch.fx.GraphModule, origin: GraphOrigin) -> list[str]:
-    """What tells a graph of Dynamo's from others, besides sizes: its operators, the user's lines and modules, the names
-    of its inputs, and what operators that do not come with torch say of themselves."""
+    """Lines that tell a graph of Dynamo's from others, besides sizes: its operators, the user's lines and modules, the
+    names of its inputs, and what operators that do not come with torch say of themselves."""
     graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
     rows = [_row(node) for graph in graphs for node in graph.nodes if node.op != "placeholder"]
     return [*rows, f"{origin.inputs} {origin.several}"]

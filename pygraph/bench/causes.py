@@ -94,7 +94,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What a trace shows, in µs from the entry of the first call that is profiled until all was done.
+    """A trace's times, in µs from the entry of the first call that is profiled until all was done.
 
     ``host`` has no gaps: each moment of the calls with its cause. ``device`` is when the GPU was busy, without
     overlaps; None without a GPU. ``calls`` are the calls, ``replays`` how many replays there were in all, ``events``
@@ -126,7 +126,7 @@ class Profile:
         return {"busy": statistics.median(busy), "idle": statistics.median(idle)}
 
     def _in_calls(self, spans: Iterable[Span]) -> list[dict[str, float]]:
-        """What the time of each call went to."""
+        """The causes of each call's time."""
         found: list[dict[str, float]] = [defaultdict(float) for _ in self.calls]
         starts = [call.start for call in self.calls]
         for span in spans:
@@ -282,7 +282,7 @@ def _run(name: str, spec: Spec, calls: int, folder: Path, step: Callable[[str], 
 
 
 def _told(script: str, answer: Outcome, calls: int, log: str) -> str:
-    """What went wrong, and at which line of the script if it raised there."""
+    """The error, and at which line of the script if it raised there."""
     lines = re.findall(rf'^  File "{re.escape(script)}", line (\d+)', log, re.MULTILINE)
     place = f"{script}:{lines[-1]}" if answer.failure == "failed" and lines else script
     wanted = f"; --calls {calls} takes about {20 + 2 * calls}" if answer.failure == "ended" else ""
@@ -333,7 +333,7 @@ def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def notes(told: Mapping[str, Any]) -> Iterator[str]:
-    """What is to be said of a document besides."""
+    """Remarks on a document."""
     runs = told["runs"]
     plain = ", ".join(f"{name} {run['unprofiled_us']:.1f}" for name, run in runs.items())
     yield f"µs of a call without the profiler, whose own time counts above: {plain}"

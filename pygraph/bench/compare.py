@@ -1,4 +1,4 @@
-"""Whether a side computes what eager computes: results kept while it runs, compared afterwards.
+"""Comparison of a side with eager: results kept while it runs, compared afterwards.
 
 A difference is relative to the largest magnitude of the reference, tensor by tensor.
 """

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 CALL = "pygraph call"
-"""What marks each profiled call in a trace, from its entry to the next one's."""
+"""The mark of each profiled call in a trace, from its entry to the next one's."""
 _TOLD = 1500
 """Characters of what a process that died had printed."""
 _PATIENCE, _KILLED = 2.0, 30.0
@@ -31,7 +31,7 @@ it has on a GPU takes a while to be taken down."""
 
 @dataclass(frozen=True)
 class Spec:
-    """What a process runs. ``runner`` (``module:function``) runs ``program`` with ``args`` as ``side`` on ``device``.
+    """The work of a process. ``runner`` (``module:function``) runs ``program`` with ``args`` as ``side`` on ``device``.
 
     ``result`` is the file for results that are compared. ``check``: the process only computes them, and Inductor draws
     random numbers as eager does.
@@ -48,7 +48,7 @@ class Spec:
 
 @dataclass
 class Outcome:
-    """What came of a command, or of a whole side: ``facts`` that were found, or ``failure`` and, in words, ``error``.
+    """The outcome of a command, or of a whole side: ``facts`` that were found, or ``failure`` and, in words, ``error``.
 
     A failure is ``failed`` (it raised), ``inapplicable`` (the side cannot run this program: the exception had that as
     ``failure``), ``ended`` (a script came to its end), ``died``, ``late`` (no answer in time) or ``wrong`` (a side:

@@ -47,7 +47,7 @@ def write(path: Path, found: Document) -> None:
 
 
 def row_of(program: Program, found: Measured) -> dict[str, Any]:
-    """What was measured of one program."""
+    """The measurements of one program."""
     sides = {side: _side(side, outcome, found) for side, outcome in found.sides.items()}
     right = [name for name, row in sides.items() if row["status"] == "ok"]
     ratios = {name: _ratios(name, sides, found) for name in right if name != OURS and OURS in right}
@@ -80,7 +80,7 @@ def _side(side: str, outcome: Outcome, found: Measured) -> dict[str, Any]:
 
 
 def _ratios(side: str, sides: Document, found: Measured) -> dict[str, Any]:
-    """What a side takes over what PyGraph takes: above 1, PyGraph takes less."""
+    """Ratios of a side to PyGraph: above 1, PyGraph takes less."""
     row: dict[str, Any] = {}
     for key in _TIMES:
         ratios = [rows[side][key] / rows[OURS][key] for rows in found.rounds if side in rows and OURS in rows]
@@ -113,7 +113,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the benchmark runs on: GPU, driver, versions, date."""
+    """The machine that the benchmark runs on: GPU, driver, versions, date."""
     import torch
 
     found = {

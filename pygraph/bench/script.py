@@ -29,7 +29,7 @@ _OWN = ("backend", "mode", "options")
 
 
 def run_script(spec: Spec, serving: Serving) -> Callable[[], None]:
-    """What runs the script as ``python SCRIPT ARGS`` would, until the coordinator has seen enough or it ends."""
+    """A function that runs the script as ``python SCRIPT ARGS`` would, until the coordinator has seen enough."""
 
     def run() -> None:
         gate = Gate(spec.side, serving)
@@ -106,7 +106,7 @@ class Gate:
 
 
 class _Gated(nn.Module):
-    """What torch.compile returns for a module: the module itself to whoever looks, compiled to whoever calls it."""
+    """The result of torch.compile for a module: the module itself to whoever looks, compiled to whoever calls it."""
 
     def __init__(self, module: nn.Module, compiled: Callable[..., Any], gate: Gate) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class _Gated(nn.Module):
         object.__setattr__(self, "_gate", gate)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as a call."""
+        """Call it."""
         return self(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

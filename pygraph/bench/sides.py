@@ -35,7 +35,7 @@ class Side:
 
 
 def _ours() -> Mapping[str, Any]:
-    """What earlier processes decided is not used: each benchmark decides anew."""
+    """Decisions of earlier processes are not used: each benchmark decides anew."""
     from pygraph.backend import pygraph  # the function itself: the entry point may not be installed
 
     return {"backend": pygraph, "options": {"cache_dir": None}}

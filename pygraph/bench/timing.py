@@ -43,7 +43,7 @@ _FAREWELL = 2.0
 
 @dataclass(frozen=True)
 class Program:
-    """What is run on each of ``sides``: ``runner`` (``module:function``) with ``path`` and ``args``, see ``Spec``.
+    """A program, run on each of ``sides``: ``runner`` (``module:function``) with ``path`` and ``args``, see ``Spec``.
 
     ``about`` goes into the document. ``tolerance`` bounds how far results may be from eager's, relative to their
     largest magnitude. The results of the first ``compared`` calls are compared, ``apart``, in processes of their own,

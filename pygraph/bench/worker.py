@@ -158,7 +158,7 @@ class Serving:
             torch.cuda.synchronize()
 
     def _tidy(self) -> None:
-        """What compiling and capturing left behind is nobody's, and takes no part in a peak."""
+        """Garbage of compiling and capturing takes no part in a peak."""
         gc.collect()
         self._drain()
         if self._gpu:

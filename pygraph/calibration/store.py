@@ -25,7 +25,7 @@ _log = logging.getLogger("pygraph")
 
 
 class Identity(NamedTuple):
-    """What figures hold for. ``kind`` is cpu or cuda, ``driver`` the version of what launches there."""
+    """The machine that figures hold for. ``kind`` is cpu or cuda, ``driver`` the version of what launches there."""
 
     kind: str
     device: str
@@ -35,7 +35,7 @@ class Identity(NamedTuple):
 
 
 def identity_of(kind: str, index: int | None = None) -> Identity:
-    """What figures measured now, on CUDA device ``index`` (None: the current one) or on the CPU, hold for.
+    """The identity of figures measured now, on CUDA device ``index`` (None: the current one) or on the CPU.
 
     A CPU's figures hold for one number of threads. Raises CaptureError where the driver's functions are missing.
     """

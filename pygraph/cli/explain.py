@@ -221,7 +221,7 @@ def _call_model(script: str, found: Mapping[str, Any], sigterm: _Sigterm) -> Non
 
 
 def _document(reports: Sequence[GraphReport], failure: Failure | None) -> dict[str, Any]:
-    """What rank 0 has to know of a rank."""
+    """The facts that rank 0 needs of a rank."""
     from pygraph.report.facts import to_json
 
     error = None if failure is None or isinstance(failure, _Nothing) else failure.message
@@ -244,7 +244,7 @@ def _send(ranks: Ranks, reports: Sequence[GraphReport], failure: Failure | None)
 def _gather(
     ranks: Ranks, reports: Sequence[GraphReport], failure: Failure | None, sigterm: _Sigterm
 ) -> tuple[list[dict[str, Any]], Failure | None]:
-    """What is told of all ranks, and a failure if one of them failed or none compiled anything."""
+    """The output for all ranks, and a failure if one of them failed or none compiled anything."""
     from pygraph.report.ranks import compared
 
     with working("waiting for the other ranks"):

@@ -30,7 +30,7 @@ __all__ = ["Finding", "diagnose"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a diagnosis says, and the ``launch`` to blame if there is one. ``right``: all addresses are right."""
+    """The text of a diagnosis, and the ``launch`` to blame if there is one. ``right``: all addresses are right."""
 
     text: str
     launch: Launch | None = None
@@ -71,7 +71,7 @@ _ATTEMPTS = 3
 def _captured_again(
     fn: Callable[[list[Any]], Sequence[Any]], driver: Driver, program: Program, args: Sequence[Any]
 ) -> SlotTable | Refusal:
-    """What another capture says of the words of ``program``."""
+    """The slots of ``program`` by another capture."""
     eager = {base_of(call.name) for call in program.calls}
     for _ in range(_ATTEMPTS):
         table = discover(program.recording, driver.capture(fn, list(args), eager))
@@ -119,7 +119,7 @@ def _shared_bytes(program: Program) -> Iterator[Finding]:
 
 
 def _place(slot: Slot | None) -> str:
-    """What a word holds, by its slot."""
+    """The contents of a word, by its slot."""
     if slot is None:
         return "no address of the region's"
     owner = "argument" if slot.kind is AllocationKind.INPUT else "allocation"
@@ -127,7 +127,7 @@ def _place(slot: Slot | None) -> str:
 
 
 def _at(program: Program, index: int, said: str, right: bool = False) -> Finding:
-    """What is ``said`` of a launch."""
+    """A finding on a launch, with the text ``said``."""
     launches = program.recording.launches
     launch = launches[index]
     where = f" at {launch.origin.loc}" if launch.origin.loc else ""

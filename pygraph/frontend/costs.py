@@ -1,4 +1,4 @@
-"""What a node costs, symbolic in its sizes: an operator's flops, the bytes it moves, and one launch if it computes.
+"""Costs of a node, symbolic in its sizes: an operator's flops, the bytes it moves, and one launch if it computes.
 
 Flops of products, convolutions and attention are those of ``torch.utils.flop_counter``, called with the IR's shapes; a
 formula that a user registers there (``register_flop_formula``) gives a custom operator its cost. Everything else takes

@@ -80,7 +80,7 @@ Path = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class SchemaFacts:
-    """What a schema says: argument names, those written, and which results alias which arguments.
+    """A schema's facts: argument names, those written, and which results alias which arguments.
 
     ``aliases`` pairs a result's index with an argument's name; ``single`` says that there is one result (or one list);
     ``composite`` that other operators do the work, which may return views that the schema does not tell of.
@@ -117,7 +117,7 @@ def _facts_of(target: Any) -> SchemaFacts:
 
 
 def _share(one: Any, other: Any) -> bool:
-    """Whether two alias annotations may name one memory. That of a list shows no names of its own: it may be any."""
+    """True if two alias annotations may name one memory. That of a list shows no names of its own: it may be any."""
     if one is None or other is None:
         return False
     return not one.before_set or not other.before_set or bool(one.before_set & other.before_set)
@@ -162,7 +162,7 @@ class Call:
 
     @cached_property
     def arguments(self) -> dict[str, tuple[Arg, range]]:
-        """What was given for each argument of the schema, by name, and the positions of its values in ``operands``."""
+        """The operands of each argument of the schema, by name, and the positions of its values in ``operands``."""
         facts = schema_facts(self.target)
         found: dict[str, tuple[Arg, range]] = {}
         end = 0
@@ -245,7 +245,7 @@ def _aliases(call: Call, facts: SchemaFacts) -> tuple[tuple[int, int], ...]:
 
 
 def _place(type: Type) -> tuple[Device, DType] | None:
-    """What two values that are one memory agree in."""
+    """The facts in which two values that are one memory agree."""
     return (type.device, type.dtype) if isinstance(type, TensorType) else None
 
 
@@ -268,7 +268,7 @@ def _rng(call: Call) -> str | None:
 
 
 def _hides_state(call: Call) -> bool:
-    """Whether an operator may draw, or count, though no tag says so: it keeps its place among draws and its like."""
+    """True if an operator may draw, or count, though no tag says so: it keeps its place among draws and its like."""
     return is_custom(call.op) and not call.op.startswith(_COLLECTIVES) and {*call.operand_devices} <= {call.device}
 
 
@@ -305,7 +305,7 @@ def _indices(call: Call) -> list[Value]:
 
 
 def _has_mask(call: Call) -> bool:
-    """Whether an index operator has to find the positions of a mask."""
+    """True if an index operator has to find the positions of a mask."""
     types = [value.type for value in _indices(call)]
     return any(isinstance(type, TensorType) and type.dtype in (DType.B8, DType.U8) for type in types)
 

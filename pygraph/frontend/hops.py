@@ -75,7 +75,7 @@ def wrapped_operator(call: Call) -> Any | None:
 
 
 def _wrapped_effects(call: Call) -> Effects:
-    """What the wrapped operator does, its operands standing in for those of the wrapper."""
+    """The effects of the wrapped operator, its operands standing in for those of the wrapper."""
     target = wrapped_operator(call)
     if target is None:
         return replace(PURE, barrier=True)
@@ -138,7 +138,7 @@ def _of_subgraphs(call: Call, graphs: list[Graph]) -> Effects:
 
 
 def _given(call: Call) -> list[list[int]]:
-    """What the subgraphs get, in order: the position of each value after the last subgraph; none of a literal."""
+    """The inputs of the subgraphs, in order: the position of each value after the last subgraph; none of a literal."""
     last = max((i for i, arg in enumerate(call.args) if isinstance(arg, GraphRef)), default=-1)
     given = leaves(call.args[last + 1 :], Value, int, float, sympy.Expr)
     position = itertools.count(sum(1 for _ in values_in(call.args[: last + 1])))

@@ -76,7 +76,7 @@ def lift(
 
 
 def made_from(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
-    """What an FX node, or what it was made from, computes: operators, each with the user's function, and the module as
+    """The operators of an FX node, or of what it was made from, each with the user's function, and the module as
     torch writes it."""
     if node.op != "call_function":
         return ()

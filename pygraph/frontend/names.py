@@ -59,7 +59,7 @@ def _sym_names() -> dict[Callable[..., Any], str]:
 
 
 def is_symbolic(op: str) -> bool:
-    """Whether ``op`` computes on sizes alone and never touches a device."""
+    """True if ``op`` computes on sizes alone and never touches a device."""
     return op.startswith((SYM, *_SIZES))
 
 
@@ -84,7 +84,7 @@ def op_name(target: Any) -> str:
 
 @cache
 def resolve_op(name: str) -> Any:
-    """What FX calls for ``name``. Raises FrontendError when this torch has no such operator."""
+    """The call target of FX for ``name``. Raises FrontendError when this torch has no such operator."""
     found = None
     try:
         if name.startswith(HOP):

@@ -27,7 +27,7 @@ __all__ = ["compare", "compile_under", "model_for", "pass_context", "program_key
 
 
 def pass_context(graph: Graph) -> PassContext:
-    """What passes are told of ``graph``: the device whose work is captured, and its model."""
+    """The context of passes over ``graph``: the device whose work is captured, and its model."""
     device = captured_device(graph)
     places = (value.type.device for value in graph.values() if isinstance(value.type, TensorType))
     index = next((place.index for place in places if place.kind == device and place.index is not None), None)

@@ -1,4 +1,4 @@
-"""What the passes decided, in the form that steers Inductor: per FX node, inside a region or outside and why.
+"""The decisions of the passes, in the form that steers Inductor: per FX node, inside a region or outside and why.
 
 Taken from a graph once it is partitioned; knows nothing of Inductor itself.
 """
@@ -40,7 +40,7 @@ class Placed:
 
     @property
     def is_free(self) -> bool:
-        """Whether it may be captured, and launches nothing itself: it has no place of its own."""
+        """True if it may be captured, and launches nothing itself: it has no place of its own."""
         return self.capturable and not self.launches
 
 

@@ -79,7 +79,7 @@ class RecordedMaps(list[object]):
 
 
 def program_record(compiled: Any) -> ProgramRecord | None:
-    """What was noted while ``compiled`` was made, also when it came from a cache; None when it was not cut."""
+    """The record of how ``compiled`` was made, also when it came from a cache; None when it was not cut."""
     maps = getattr(compiled, "partition_maps", None)  # a graph without operators becomes a plain function
     return getattr(maps, "record", None)
 

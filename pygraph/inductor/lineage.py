@@ -1,4 +1,4 @@
-"""What the FX nodes that Inductor's passes make were made from.
+"""The origins of FX nodes that Inductor's passes make.
 
     before:  mm ─ add ─ relu        addmm ▸ mm, add
     after:   addmm ─ relu
@@ -147,7 +147,7 @@ def _set_check(entry: Any, check: Callable[[Any], Any]) -> None:
 
 
 def _check_of(entry: Any) -> Callable[[Any], Any]:
-    """What a pattern asks of nodes that it has matched. Those that it must not take were not matched: some passes
+    """The check of a pattern on nodes that it has matched. Those that it must not take were not matched: some passes
     repeat a pattern for as long as it is."""
 
     def check(match: Any) -> Any:

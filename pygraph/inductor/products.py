@@ -66,11 +66,11 @@ class _Product:
 
     @property
     def is_fused(self) -> bool:
-        """Whether it is an ``addmm``."""
+        """True if it is an ``addmm``."""
         return self.node is self.product
 
     def prefers(self, times: Times) -> bool:
-        """Whether the other form is faster."""
+        """True if the other form is faster."""
         if not self.is_fused:
             return times.addmm < _MARGIN * times.mm
         alone = any(torch.Tag.pointwise not in getattr(user.target, "tags", ()) for user in self.node.users)
@@ -124,7 +124,7 @@ class Products:
                 product.exchange()
 
     def _times(self, bias: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Times | None:
-        """What was kept, or else is measured now; None where nothing can be measured."""
+        """Times that were kept, or else are measured now; None where nothing can be measured."""
         facts = (torch.__version__, torch.get_float32_matmul_precision(), machine(x.device))
         key = repr((*facts, [(*value.shape, value.stride()) for value in (bias, x, w)]))
         if key not in _known:

@@ -1,4 +1,4 @@
-"""What is rewritten in the FX graph before it is lifted, so that more of it can be captured, or less is computed.
+"""Rewrites of the FX graph before it is lifted, so that more of it can be captured, or less is computed.
 
 attention     that drops nothing needs no random state: outside of a capture seed and offset may lie on the CPU, inside
               one never, and an output without a value or a device of its own cannot be replayed
@@ -131,7 +131,7 @@ _LOGICAL, _BY_STRIDES = ("aten", "prims"), "as_strided"
 
 
 def align_convolutions(gm: torch.fx.GraphModule) -> bool | None:
-    """Whether convolutions of a graph that holds its own backward pass shall be channels-last, as Inductor decides it
+    """True if convolutions of a graph that holds its own backward pass shall be channels-last, as Inductor decides it
     for training; their operands are then cloned to that layout. None, and nothing is changed, for other graphs, and
     where operators depend on strides, or results share memory or are no plain tensors."""
     nodes: list[Any] = list(gm.graph.nodes)
@@ -274,7 +274,7 @@ def send_early(gm: torch.fx.GraphModule) -> None:
 
 
 def _is_packed(node: FxNode) -> bool:
-    """Whether ``node`` is a row of what other tensors hold."""
+    """True if ``node`` is a row of what other tensors hold."""
     value = _tensor(node)
     return str(node.target) in _ROWS and value is not None and value.dim() == 1
 

@@ -30,7 +30,7 @@ _LIFT = torch.ops.aten.lift_fresh_copy.default
 
 
 def fingerprint(graph: Graph) -> dict[str, str]:
-    """What each node computes from what, by name, as text, and ``"return"`` for what the graph returns: taken before
+    """The computation of each node, by name, as text, and ``"return"`` for what the graph returns: taken before
     passes run, compared afterwards."""
     rows = {node.name: _operands(node) for node in graph.nodes}
     return {**rows, "return": repr(graph.outputs)}

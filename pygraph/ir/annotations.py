@@ -64,7 +64,7 @@ def sources(node: KernelNode) -> tuple[Source, ...]:
 
 
 def unit_of(node: KernelNode) -> int | KernelNode:
-    """What ``node`` becomes when each region is contracted to one node: the index of its region, or itself."""
+    """The node that ``node`` becomes when each region is contracted to one: the index of its region, or itself."""
     region = node.meta.get(REGION)
     return node if region is None else region
 

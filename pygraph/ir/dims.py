@@ -171,7 +171,7 @@ def within_limits(name: str, operands: Sequence[sympy.Expr]) -> Sequence[sympy.E
 
 
 def read(value: sympy.Expr) -> Dim:
-    """What a text says, in canonical form. Raises ValueError for a number that no text could hold."""
+    """The expression of a text, in canonical form. Raises ValueError for a number that no text could hold."""
     if any(_bits(number) > _MAX_BITS for number in value.atoms(sympy.Number)):
         raise ValueError("a number takes too many digits")
     return canonical(value)

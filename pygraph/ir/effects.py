@@ -1,4 +1,4 @@
-"""What a node does besides computing its outputs from its inputs. Positions count the node's flattened operands."""
+"""Effects of a node besides computing its outputs from its inputs. Positions count the node's flattened operands."""
 
 from __future__ import annotations
 

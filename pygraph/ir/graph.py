@@ -35,7 +35,7 @@ class Stage(Enum):
     SELECTED = "selected"
 
     def reached(self, other: Stage) -> bool:
-        """Whether a graph at this stage satisfies what holds at ``other``."""
+        """True if a graph at this stage satisfies what holds at ``other``."""
         order = list(Stage)
         return order.index(self) >= order.index(other)
 
@@ -87,7 +87,7 @@ class Graph:
 
     @property
     def outputs(self) -> tuple[Arg, ...]:
-        """What the graph returns: values, literals, None."""
+        """The graph's results: values, literals, None."""
         return self._outputs
 
     @property
@@ -328,7 +328,7 @@ class Graph:
         return copy
 
     def __eq__(self, other: object) -> bool:
-        """Whether both graphs have the same text."""
+        """True if both graphs have the same text."""
         return isinstance(other, Graph) and str(self) == str(other)
 
     __hash__ = None  # type: ignore[assignment]  # mutable

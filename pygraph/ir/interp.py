@@ -47,7 +47,7 @@ def _text(part: object) -> str:
 
 
 Content: TypeAlias = "Term | tuple[Content, ...]"
-"""What a value holds: one term, or one for each memory that it may lie in."""
+"""The contents of a value: one term, or one for each memory that it may lie in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Place:
 
 
 class _Machine:
-    """What is in memory, and what happened, while a graph runs."""
+    """Memory and events while a graph runs."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -216,7 +216,7 @@ class _Machine:
 
 
 def _is_move(node: KernelNode) -> bool:
-    """Whether each result is its operand, as a copy of its own: only strides and device may differ."""
+    """True if each result is its operand, as a copy of its own: only strides and device may differ."""
     if node.op.removesuffix(".default") not in _MOVES or node.effects.writes or node.effects.aliases:
         return False
     return [_content_type(value) for value in node.inputs] == [_content_type(value) for value in node.outputs]

@@ -160,7 +160,7 @@ class Value:
 
 
 Literal: TypeAlias = int | float | complex | bool | str | sympy.Expr | DType | Device | Token | GraphRef | None
-"""What operands, attributes and annotations hold beside values and tuples."""
+"""Literals in operands, attributes and annotations, beside values and tuples."""
 
 Arg: TypeAlias = "Value | Literal | tuple[Arg, ...]"
 """An operand or attribute: a value, a literal, or a tuple of those."""
@@ -172,7 +172,7 @@ def values_in(arg: Arg) -> Iterator[Value]:
 
 
 def leaves(arg: object, *kinds: type[T]) -> Iterator[T]:
-    """What ``arg`` holds of ``kinds``, in order, however deep in tuples."""
+    """The items of ``kinds`` in ``arg``, in order, however deep in tuples."""
     if isinstance(arg, kinds):
         yield arg
     elif isinstance(arg, tuple):

@@ -83,7 +83,7 @@ class DType(Enum):
 
     @property
     def is_floating(self) -> bool:
-        """Whether elements are real floating-point numbers."""
+        """True if elements are real floating-point numbers."""
         return self.value[0] == "f" or self is DType.BF16
 
 
@@ -105,7 +105,7 @@ class Device:
 
     @property
     def is_host(self) -> bool:
-        """Whether values on it are read by the CPU without a copy."""
+        """True if values on it are read by the CPU without a copy."""
         return self.kind == "cpu"
 
 

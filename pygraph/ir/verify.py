@@ -1,4 +1,4 @@
-"""Whether a graph keeps the rules of its stage: one table of rules per stage, run in order, first violation raised.
+"""The verifier of graphs: one table of rules per stage, run in order, first violation raised.
 
 Each rule yields ``(node, reason)`` for whatever breaks it; node is None where no single node does.
 """
@@ -58,7 +58,7 @@ def links(graph: Graph) -> Iterator[Violation]:
 
 
 def outputs(graph: Graph) -> Iterator[Violation]:
-    """What is returned belongs to the graph."""
+    """Returned values belong to the graph."""
     known = set(graph.values())
     for value in graph.output_values:
         if value not in known:

@@ -1,4 +1,4 @@
-"""What passes and reports ask of a graph: dependences by position, what regions consist of, device times of nodes.
+"""Queries of passes and reports on a graph: dependences by position, what regions consist of, device times of nodes.
 
 node.meta[REGION]   0 0 1 – 1     region_views(graph)[1]: nodes 2 and 4, the values they read and return
 """

@@ -1,4 +1,4 @@
-"""What a pass is: a frozen dataclass with a contract, run on a graph within a context, returning what it did.
+"""A pass: a frozen dataclass with a contract, run on a graph within a context, returning what it did.
 
 A plain function of a graph and a context is a pass, too (``as_pass``).
 """

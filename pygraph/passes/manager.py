@@ -357,7 +357,7 @@ _HEADER = re.compile(r"//\s*([a-z]+):\s*(.*)")
 
 
 def _header(pipeline: str, ctx: PassContext, error: str) -> dict[str, str]:
-    """What ``read_header`` reads, and the error."""
+    """The header that ``read_header`` reads, and the error."""
     return {
         "pipeline": pipeline,
         "device": ctx.device,

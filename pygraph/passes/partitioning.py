@@ -134,7 +134,7 @@ def _trimmed(units: Sequence[int], kinds: Sequence[Kind], leaders: Iterable[int]
 
 
 def _state(graph: Graph) -> tuple[object, object]:
-    """What this pass can change, to compare."""
+    """All that this pass can change, to compare."""
     regions = [(index, region.parameters, region.meta) for index, region in graph.regions.items()]
     return [(node, node.meta.copy()) for node in graph.nodes], regions
 

@@ -46,7 +46,7 @@ P = TypeVar("P", bound="type[Pass] | PassFunction")
 T = TypeVar("T")
 
 OptionValue: TypeAlias = "int | float | bool | str | tuple[OptionValue, ...] | None"
-"""What an option may hold: what has a text. Lists are tuples, since passes are frozen."""
+"""Values of options, all of which have a text. Lists are tuples, since passes are frozen."""
 
 _BARE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", re.ASCII)
 _RESERVED = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
@@ -334,7 +334,7 @@ def path_of(cls: type) -> str:
 
 
 def is_built_in(item: Pass) -> bool:
-    """Whether a pass is PyGraph's own."""
+    """True if a pass is PyGraph's own."""
     return BUILT_IN.get(item.name) == path_of(type(item))
 
 

@@ -1,4 +1,4 @@
-"""What is computed from reports: regions of nodes, cost by region, sums over graphs, words for numbers, and JSON.
+"""Facts computed from reports: regions of nodes, cost by region, sums over graphs, words for numbers, and JSON.
 
 The JSON document is ``{schema, pygraph, summary, graphs, ranks}``. ``pygraph`` is the version that wrote it,
 ``summary`` a ``Summary``; in its ``coverage``, a graph break is a launch outside. Every key is always there, null where
@@ -83,13 +83,13 @@ def coloured_as(report: GraphReport) -> dict[int, int]:
 
 
 def unselected(report: GraphReport, region: RegionReport) -> bool:
-    """Whether selection left ``region`` off, because a graph would not pay."""
+    """True if selection left ``region`` off, because a graph would not pay."""
     regions = {} if report.graph is None else report.graph.regions
     return bool(region.planned) and all(regions[index].meta.get(SELECTED) is False for index in region.planned)
 
 
 def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
-    """What is to be said of ``region``: why it is in its state, what was measured, notes, refusals of variants."""
+    """Lines on ``region``: why it is in its state, what was measured, notes, refusals of variants."""
     if region.why:
         yield region.why
     if unselected(report, region) and report.graph is not None:
@@ -332,7 +332,7 @@ def folded(rows: Iterable[Uncaptured]) -> Iterator[Uncaptured]:
 
 
 def _modules(paths: Iterable[str]) -> str:
-    """What ``paths`` have in common, a star for each part that differs; as far as they go alike, if they differ in
+    """The common pattern of ``paths``, a star for each part that differs; as far as they go alike, if they differ in
     length."""
     columns = [set(column) for column in zip(*(path.split(".") for path in paths), strict=False)]
     return ".".join(column.pop() if len(column) == 1 else "*" for column in columns)

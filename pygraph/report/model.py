@@ -1,4 +1,4 @@
-"""What a report says of one compiled graph, or of a step that is captured as it runs, and the reports of this process.
+"""The report of one compiled graph, or of a step that is captured as it runs, and the reports of this process.
 
 The backend fills a report in; renderers read it. A region's runtime record is live: the report shows what has happened
 up to the moment that it is read.

@@ -62,7 +62,7 @@ class Ranks:
         store.add(f"{self.rank}", len(starts))  # answered once all of it is there: this process may end
 
     def gather(self, ended: Callable[[], bool]) -> list[dict[str, Any]]:
-        """What the ranks after 0 sent, in order. The wait is over after PATIENCE_S, and as soon as ``ended``; a rank
+        """Reports of the ranks after 0, in order. The wait is over after PATIENCE_S, and as soon as ``ended``; a rank
         that sent nothing by then has an ``error`` and no ``summary``."""
         found: dict[int, dict[str, Any]] = {}
         missing = f"sent no report within {PATIENCE_S:.0f} s"
@@ -141,8 +141,8 @@ def _changed(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str
 
 
 def _graph(graph: Any) -> dict[str, Any]:
-    """What is told of a graph: of its inputs with their types, from its text, without the number of a GPU, of which
-    each rank has its own."""
+    """Facts that ranks compare: a graph's inputs with their types, from its text, without the number of a GPU, of
+    which each rank has its own."""
     coverage, lines = graph["coverage"], (graph["pgir"] or "").splitlines()
     inputs = [_DEVICE.sub("cuda", line.partition(" {role")[0].strip()) for line in lines if " {role = " in line]
     rows = Counter(f"{row['op']} at {row['loc'] or 'unknown line'}: {row['reason']}" for row in graph["uncaptured"])
@@ -157,7 +157,7 @@ def _graph(graph: Any) -> dict[str, Any]:
 
 
 def _region(region: Any | None) -> dict[str, Any]:
-    """What is told of a region; not what was measured, which is never the same twice."""
+    """The facts of a region that ranks compare, not what was measured, which is never the same twice."""
     if region is None:
         return {"state": "none"}
     record = region["record"] or {}

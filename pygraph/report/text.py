@@ -1,4 +1,4 @@
-"""What a report shows, section by section, and that as terminal text laid out with rich.
+"""A report's sections, and these as terminal text laid out with rich.
 
 ``head`` and ``sections`` are also what the page of ``html`` shows. Everything a user wrote is cleaned, never read as
 markup.
@@ -96,7 +96,7 @@ def badges(report: GraphReport) -> list[str]:
 
 
 def head(report: GraphReport) -> Iterator[tuple[str, str]]:
-    """What is said of a graph in a line each: its name, and the text."""
+    """The facts of a graph, a line each: its name, and the text."""
     yield "coverage", _coverage(report)
     if report.graph is None and report.kind != STEP:
         yield "operators", "unknown: the graph was not lifted"
@@ -183,7 +183,7 @@ def _costs(rows: Sequence[CostRow], colours: Mapping[int, int]) -> Iterator[tupl
 
 
 def summary_lines(summary: Summary) -> Iterator[str]:
-    """What is said of several graphs together."""
+    """A summary of several graphs."""
     if summary.errors:
         yield f"{summary.errors} of {plural(summary.graphs, 'graph')} given up"
     if summary.programs:

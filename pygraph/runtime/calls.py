@@ -127,7 +127,7 @@ def check_call(call: OperatorCall) -> None:
 
 
 def run_fake(call: OperatorCall, device: str | None = None) -> tuple[list[Any], dict[int, torch.Tensor]]:
-    """What each return of the schema is on fake tensors (on tensors of ``device`` ``meta``, if that is given), and the
+    """Each return of the schema on fake tensors (on tensors of ``device`` ``meta``, if that is given), and the
     fake tensor of each tensor argument by its ``id``. Raises CaptureError: ``dynamic-output``, ``metadata-mutation``.
     """
     declared = call.op._schema.returns
@@ -146,7 +146,7 @@ def run_fake(call: OperatorCall, device: str | None = None) -> tuple[list[Any], 
 
 
 def fake_results(call: OperatorCall) -> list[Any]:
-    """What each return of the schema is: the argument that it is declared to be, or fake tensors (also in lists).
+    """Each return of the schema: the argument that it is declared to be, or fake tensors (also in lists).
 
     No fake tensor shares memory with an argument, nor with another one.
     """

@@ -1,4 +1,4 @@
-"""What holds while a region is captured and compared: one thread does so at a time, a signal waits, and torch's modes
+"""The section in which a region is captured: one thread at a time, signals wait, and torch's modes
 are as before when it is over, whatever was raised.
 
     a signal comes while                           its handler runs
@@ -71,7 +71,7 @@ def capturing_turn() -> Iterator[bool]:
 @contextlib.contextmanager
 @unbroken
 def only_capture() -> Iterator[None]:
-    """What a driver captures in: this thread's turn, without garbage collection, since what a finaliser does would be
+    """A driver's section: this thread's turn, without garbage collection, since what a finaliser does would be
     captured too. Raises CaptureError (``capture-busy``) if another thread captures."""
     with capturing_turn() as mine:
         if not mine:
@@ -160,7 +160,7 @@ class _Waiting:
 
 
 def _puts_back(frame: FrameType | None) -> bool:
-    """Whether an exception that is raised in ``frame`` may keep something from being put back, or be swallowed."""
+    """True if an exception that is raised in ``frame`` may keep something from being put back, or be swallowed."""
     if frame is not None and frame.f_code.co_name in ("__enter__", "__exit__"):
         return True
     while frame is not None:
@@ -171,7 +171,7 @@ def _puts_back(frame: FrameType | None) -> bool:
 
 
 _waiting: _Waiting | None = None
-"""What has signals wait now."""
+"""The section that holds signals back now."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What happens to regions besides replays: counted for each region and the process, logged, and given to callbacks.
+"""Events of regions besides replays: counted for each region and the process, logged, and given to callbacks.
 
     captured         INFO      a capture was compared, and is replayed from now on
     refused          DEBUG     a capture, its comparison or a replay failed; WARNING once waits are as long as they get
@@ -32,7 +32,7 @@ Kind = Literal["captured", "refused", "left-uncaptured", "evicted", "retried", "
 Sizes = tuple[tuple[int, ...], ...]
 
 counts: defaultdict[str, int] = defaultdict(int)
-"""What happened so far in this process: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions, and
+"""Counts of this process so far: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions, and
 each other kind of event, such as ``refused``, in all and by its reason, such as ``refused.host-read``. Threads add to
 it without a lock: CPython does not interrupt such an addition."""
 
@@ -109,7 +109,7 @@ _warned: deque[float] = deque(maxlen=_WARNINGS)
 
 
 def _may_warn(now: float) -> bool:
-    """Whether a warning is within the limit of all regions; it counts, if so."""
+    """True if a warning is within the limit of all regions; it counts, if so."""
     if len(_warned) == _WARNINGS and now - _warned[0] < _SECONDS:
         return False
     _warned.append(now)
@@ -156,7 +156,7 @@ class Journal:
         self._count(Event("evicted", self._name, reason, "", sizes))
 
     def retried(self, reason: str) -> None:
-        """What was refused for a reason is eligible again, at once."""
+        """Captures that were refused for a reason are eligible again, at once."""
         self._warned.clear()
         _log.info("%s: eligible for captures again, after %s", self._name, reason)
         self._count(Event("retried", self._name, reason))

@@ -31,7 +31,7 @@ class Capture:
 
 
 class LiveRegion(Protocol):
-    """What a region has for this room."""
+    """The part of a region that is used here."""
 
     @property
     def counters(self) -> tuple[str, dict[str, int]]:

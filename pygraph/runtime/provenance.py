@@ -50,7 +50,7 @@ def tracing(fn: Callable[..., Any], origins: Mapping[int, Origin]) -> Iterator[C
 
 
 def here() -> Origin:
-    """What the line runs that the innermost frame of the traced function, or of a copy of it, has reached."""
+    """The origin of the line that the innermost frame of the traced function, or of a copy of it, has reached."""
     frame = sys._getframe(1) if _trace.origins else None
     while frame is not None and frame.f_code is not _trace.code:
         frame = frame.f_back
@@ -91,7 +91,7 @@ def merged(origins: list[Origin]) -> Origin:
 
 
 def _raised_at(error: BaseException) -> Origin:
-    """What the line of the traced function runs that ``error`` came through."""
+    """The origin of the line of the traced function that ``error`` came through."""
     step = error.__traceback__
     while step is not None and step.tb_frame.f_code is not _trace.code:
         step = step.tb_next
@@ -99,11 +99,11 @@ def _raised_at(error: BaseException) -> Origin:
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-"""What errors say that torch has no class of its own for: of the CUDA runtime, of the CPU's allocator, of libraries."""
+"""Messages of errors without a class of torch's: of the CUDA runtime, of the CPU's allocator, of libraries."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` means that memory was short, which may pass."""
+    """True if ``error`` means that memory was short, which may pass."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
@@ -130,7 +130,7 @@ class Refusal:
 
     @classmethod
     def of(cls, error: BaseException) -> Refusal:
-        """What a failed capture said, and the call that it failed in: the one that was blamed, or else the line of the
+        """A failed capture's error, and the call that it failed in: the one that was blamed, or else the line of the
         traced function that ``error`` came through, if that runs anything. No call is to blame for memory that is short
         (``out-of-memory``). Only text is kept, so that no traceback keeps a tensor alive."""
         reason, detail = "capture-raised", f"{type(error).__name__}: {error}"

@@ -23,7 +23,7 @@ class Lasting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What is known of a reason code.
+    """A reason code's facts.
 
     Args:
         lasting: How long it lasts.
@@ -37,7 +37,7 @@ class Reason:
 
     @property
     def may_pass(self) -> bool:
-        """Whether a capture may succeed later."""
+        """True if a capture may succeed later."""
         return self.lasting in (Lasting.PASSES, Lasting.DOUBTFUL)
 
 
@@ -153,5 +153,5 @@ REASONS = {code: reason for codes, reason in _GROUPS.items() for code in codes.s
 
 
 def reason_of(code: str) -> Reason:
-    """What is known of a code."""
+    """The facts of a code."""
     return REASONS.get(code, _MISTAKE)

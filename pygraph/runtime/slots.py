@@ -64,7 +64,7 @@ class SlotTable:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a report should say about this table."""
+        """Notes for reports."""
         notes = [f"{self.sequence[i][1]}: word {w} differs between captures and is no address" for i, w in self.padding]
         for scratch, what in (
             (True, "that nobody sets point at scratch memory"),
@@ -229,7 +229,7 @@ class _Pair:
             self.moves.setdefault(there[allocation.key] - allocation.address, []).append(allocation)
 
     def verdict(self, a: Launch, b: Launch, position: int) -> Slot | NonPointerWord | Refusal | None:
-        """What a word is, by both captures: a slot, inert, a doubt, or None for a number."""
+        """The kind of a word, by both captures: a slot, inert, a doubt, or None for a number."""
         x, y = a.words[position], b.words[position]
         verdict = self._unmoved(a, position, x) if x == y else self._moved(a, position, x, y)
         if isinstance(verdict, Slot):
@@ -246,7 +246,7 @@ class _Pair:
         return NonPointerWord(a.index, position, call=a.call or "")
 
     def _cannot_matter(self, a: Launch, b: Launch, position: int, doubt: Refusal) -> bool:
-        """Whether a doubtful word reads as an address of nothing that its launch can use. What is equal in both
+        """True if a doubtful word reads as an address of nothing that its launch can use. What is equal in both
         captures points at no operand of at least one of them. In a kernel of ATen, a word that points at two places of
         one allocation, its low bytes zero, is what an earlier kernel of the call has left on the stack, in part."""
         if a.may_access is None or b.may_access is None or doubt.reason == "ambiguous-address":
@@ -263,7 +263,7 @@ class _Pair:
         return not (left & a.may_access or right & b.may_access)
 
     def _moved(self, launch: Launch, position: int, x: int, y: int) -> Slot | Refusal | None:
-        """What a word that differs is: a slot, a doubt, or (None) padding."""
+        """The kind of a word that differs: a slot, a doubt, or (None) padding."""
         left, right = self.left.places(x, launch.index), self.right.places(y, launch.index)
         unborn = self.left.inside(x) or self.right.inside(y)
         common = [place for place in left if place in right]
@@ -297,14 +297,14 @@ class _Pair:
 
 
 def _near(allocation: Allocation, address: int) -> bool:
-    """Whether an address may have been made from where ``allocation`` begins. Half a word of an earlier address, beside
+    """True if an address may have been made from where ``allocation`` begins. Half a word of an earlier address, beside
     a number, moves like the address, but lies nowhere near it."""
     reach = _REACH + 4 * allocation.nbytes
     return allocation.address - reach <= address <= allocation.address + allocation.nbytes + reach
 
 
 def _foreign(launch: Launch, position: int) -> NonPointerWord | Refusal | None:
-    """What a word is that reads as an address of nobody's memory; None for all others."""
+    """The kind of a word that reads as an address of memory with no known owner; None for all others."""
     found = launch.unowned_at(position)
     if found is None:
         return None
@@ -317,7 +317,7 @@ def _foreign(launch: Launch, position: int) -> NonPointerWord | Refusal | None:
 
 
 def _unstable(first: Recording, second: Recording) -> Refusal | None:
-    """Whether the two captures did different things."""
+    """A doubt where the two captures did different things."""
     if len(first.launches) != len(second.launches):
         return Refusal("unstable-launches", f"{len(first.launches)} launches, then {len(second.launches)}")
     for a, b in zip(first.launches, second.launches, strict=True):
@@ -335,7 +335,7 @@ def _unstable(first: Recording, second: Recording) -> Refusal | None:
 
 
 def _unstable_allocations(first: Recording, second: Recording) -> Refusal | None:
-    """Whether the captures did not allocate the same, and the first allocation that differs."""
+    """A doubt where the captures did not allocate alike, with the first allocation that differs."""
     if first.offset_sensitive != second.offset_sensitive:
         return Refusal("unstable-allocations", "other storage offsets were baked into the second capture")
     pairs = zip_longest(map(_described, first.allocations), map(_described, second.allocations), fillvalue="nothing")
@@ -361,7 +361,7 @@ def _same_output(a: Output, b: Output) -> bool:
 
 
 def _overlapping(first: Recording, second: Recording) -> Refusal | None:
-    """Whether the captures share memory, with each other or among their own allocations."""
+    """A doubt where the captures share memory, with each other or among their own allocations."""
     for reason, said, allocations in (
         ("ambiguous-address", "overlap in one capture", first.allocations),
         ("ambiguous-address", "overlap in one capture", second.allocations),

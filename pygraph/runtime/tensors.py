@@ -1,4 +1,4 @@
-"""What the arguments of a call are: their bytes, fingerprints of those, and copies of them at other addresses.
+"""Arguments of a call: their bytes, fingerprints of those, and copies of them at other addresses.
 
 Bits count, not values: a NaN equals itself, and ``-0.0`` is not ``0.0``.
 """
@@ -68,13 +68,13 @@ def digest(tensor: torch.Tensor) -> bytes:
 
 
 def fingerprint(args: Sequence[Any]) -> bytes:
-    """The same of all arguments of a call."""
+    """The fingerprint of all arguments of a call."""
     found = (digest(arg) if isinstance(arg, torch.Tensor) else repr(bits(arg)).encode() for arg in args)
     return b"".join(found)
 
 
 def words_digest(data: torch.Tensor) -> bytes:
-    """The same for flat uint8 ``data``, computed on its device: two sums of mixed words, modulo 2**64."""
+    """The digest of flat uint8 ``data``, computed on its device: two sums of mixed words, modulo 2**64."""
     tail = data.numel() % 8
     if tail:
         data = torch.cat((data, data.new_zeros(8 - tail)))
@@ -91,7 +91,7 @@ def words_digest(data: torch.Tensor) -> bytes:
 
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of the same layout hold the same bytes from their first to their last element."""
+    """True if two tensors of the same layout hold the same bytes from their first to their last element."""
     left, right = span(a), span(b)
     places = (left.data_ptr(), right.data_ptr(), left.storage_offset(), right.storage_offset(), left.numel())
     if not any(place % 8 for place in places):
@@ -138,7 +138,7 @@ class Snapshot:
 
     @property
     def intact(self) -> bool:
-        """Whether nobody wrote beside a copy."""
+        """True if nobody wrote beside a copy."""
         return all(bool((guard == _GUARD).all()) for guard in self.guards)
 
 

@@ -1,4 +1,4 @@
-"""What Dynamo sees, while it traces a training step, in place of optimizers, loss scalers and schedulers.
+"""Stand-ins that Dynamo sees, while it traces a training step, for optimizers, loss scalers and schedulers.
 
 A stand-in shares the ``__dict__`` of its object and has another class: what Dynamo refuses, or cannot keep in one
 graph, is written here, and the rest is the object's own code. So an update's arithmetic is that of ``torch.optim``.
@@ -61,7 +61,7 @@ _SCHEDULED = ("lr", "momentum", "betas")
 """Entries of a group that schedulers change."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""What holds the hooks of a leaf; None before the first."""
+"""The attributes with the hooks of a leaf; None before the first."""
 
 
 class Used:
@@ -116,7 +116,7 @@ def collected(used: list[Used], left: set[str], *, fullgraph: bool) -> Iterator[
 
 
 def _failures(earlier: Sequence[Any]) -> Iterator[str]:
-    """What Dynamo has failed at since, with the user's line."""
+    """Failures of Dynamo since, with the user's line."""
     known = {id(each) for each in earlier}
     for each in compat.compilations():
         if id(each) not in known and each.fail_type is not None:
@@ -140,7 +140,7 @@ def install() -> None:
 
 
 def _substitute(trace: object, value: Any) -> compat.Substitution | None:
-    """What Dynamo is to see in place of ``value``, if anything; and what it has to watch of a parameter."""
+    """The object that Dynamo is to see in place of ``value``, if any; and what it has to watch of a parameter."""
     call: _Call | None = getattr(_calls, "latest", None)
     if call is None:
         return None
@@ -352,7 +352,7 @@ def _preparing(of: Optimizer) -> Callable[[Sequence[Sequence[bool]]], bool]:
 
 
 def _numbers(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, ...] | None:
-    """What a scheduler may change of ``group``; None where the learning rate is a tensor."""
+    """The numbers of ``group`` that a scheduler may change; None where the learning rate is a tensor."""
     if isinstance(group["lr"], torch.Tensor):
         return None
     if type(optimizer) in _TENSOR_BETAS and not any(isinstance(beta, torch.Tensor) for beta in group["betas"]):
@@ -440,7 +440,7 @@ class _View:
 
 
 def _updates_lists(group: Any) -> bool:
-    """Whether an update outside of a graph has the form ``foreach``."""
+    """True if an update outside of a graph has the form ``foreach``."""
     if group["foreach"] is not None:
         return bool(group["foreach"])
     return not group.get("fused") and all(p.is_cuda for p in group["params"])
@@ -519,7 +519,7 @@ _SCALES = frozenset({"scale", "unscale_", "step", "update", "_maybe_opt_step", "
 
 
 def _replaced(scaler: torch.amp.GradScaler) -> bool:
-    """Whether the object, or its class, has another method of a GradScaler that is traced."""
+    """True if the object, or its class, has another method of a GradScaler that is traced."""
     kind, usual = type(scaler), torch.amp.GradScaler
     changed = kind is not usual and any(getattr(kind, name) is not getattr(usual, name) for name in _SCALES)
     return changed or not _SCALES.isdisjoint(vars(scaler))
@@ -611,7 +611,7 @@ def _traced_scaler_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
 
 
 def _first_momentum(optimizer: Any) -> bool:
-    """Whether the update makes a momentum that an overflow would have to unmake: with dampening, no value that it may
+    """True if the update makes a momentum that an overflow would have to unmake: with dampening, no value that it may
     have before leads to the first one."""
     damped = [bool(group.get("momentum") and group.get("dampening")) for group in optimizer.param_groups]
     if not any(damped):
@@ -692,7 +692,7 @@ def _known(model: DistributedDataParallel) -> list[torch.Tensor] | None:
 
 
 def _state_of_parallel(model: DistributedDataParallel) -> list[Any]:
-    """What may change of ``model`` from step to step and decides on all else here."""
+    """The state of ``model`` that may change from step to step and decides on all else here."""
     buffers = map(id, model.module.buffers()) if model.modules_buffers else ()
     return [
         model.process_group.group_name,
@@ -704,7 +704,7 @@ def _state_of_parallel(model: DistributedDataParallel) -> list[Any]:
 
 
 def _facts(model: DistributedDataParallel) -> dict[str, Any]:
-    """What a program needs to know of ``model``, as attributes that it guards on."""
+    """The facts of ``model`` that a program needs, as attributes that it guards on."""
     model._assign_modules_buffers()
     kinds: dict[torch.dtype, list[tuple[torch.nn.Module, str]]] = {}
     synchronizes = vars(model)["forward_sync_buffers" if "forward_sync_buffers" in vars(model) else "broadcast_buffers"]
@@ -766,7 +766,7 @@ def _moved(value: Any, device: Any) -> Any:
 
 
 def _average_gradients(self: Any, reached: Any) -> None:
-    """What follows a backward pass: the average over ranks of the gradients of the parameters that it was the first to
+    """The end of a backward pass: the average over ranks of the gradients of the parameters that it was the first to
     reach. ``reached`` has a flag for each parameter of all buckets."""
     at = 0
     with torch.no_grad():
@@ -864,7 +864,7 @@ class _Scheduler:
         self._pygraph_real = weakref.ref(scheduler)
 
     def stands_for(self, scheduler: LRScheduler) -> bool:
-        """Whether it is this scheduler's: another one may have had its ``id``."""
+        """True if it is this scheduler's: another one may have had its ``id``."""
         return self._pygraph_real() is scheduler
 
     def step(self, *args: Any) -> None:

@@ -337,7 +337,7 @@ class _Parser(Reader):
         return result, self._integer()
 
     def _notes(self, reserved: Sequence[str]) -> tuple[dict[str, Any], Meta]:
-        """What stands in braces: what bare names in ``reserved`` are given, and the annotations."""
+        """Attributes in braces: what bare names in ``reserved`` are given, and the annotations."""
         pairs = self._optional(self._note)
         self._once(pairs)
         fields, meta = {}, Meta()

@@ -38,7 +38,7 @@ class Reader:
 
     pattern: ClassVar[re.Pattern[str]]
     names: ClassVar[Mapping[str, str]]
-    """What errors call a kind of token."""
+    """The name of a kind of token in errors."""
 
     def __init__(self, text: str, source: str) -> None:
         self.text = text

@@ -144,7 +144,7 @@ def known_unsafe(op: str) -> Entry | None:
 
 
 def is_custom(op: str) -> bool:
-    """Whether an operator is of somebody else's than torch's: what it does besides its schema is not known."""
+    """True if an operator is of somebody else's than torch's: what it does besides its schema is not known."""
     return op.partition(".")[0] not in _OWN_NAMESPACES
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Reason(NamedTuple):
-    """What a code means, and what can be done about it (for the report)."""
+    """The meaning of a code, and what can be done about it (for the report)."""
 
     explanation: str
     advice: str

@@ -43,7 +43,7 @@ class Objection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is captured: work on ``device``, where an index of None means any device of the kind.
+    """The target of captures: work on ``device``, where an index of None means any device of the kind.
 
     ``forbid`` names operators (with or without overload) that stay out; ``subgraphs`` are those that nodes refer to.
     """
@@ -53,11 +53,11 @@ class Target:
     subgraphs: Mapping[str, Graph] = field(default_factory=dict)
 
     def within(self, graph: Graph) -> Target:
-        """The same target for the nodes of a subgraph, which may refer to subgraphs of its own."""
+        """This target for the nodes of a subgraph, which may refer to subgraphs of its own."""
         return replace(self, subgraphs={**self.subgraphs, **graph.subgraphs})
 
     def includes(self, device: Device) -> bool:
-        """Whether ``device`` is the captured one. No index means the current device, which is taken to be it."""
+        """True if ``device`` is the captured one. No index means the current device, which is taken to be it."""
         same_kind = device.kind == self.device.kind
         return same_kind and (device.index == self.device.index or None in (device.index, self.device.index))
 
@@ -138,7 +138,7 @@ def _custom(op: str, target: Target) -> Iterator[Objection]:
 
 
 def _inner(node: KernelNode, target: Target) -> Iterator[Objection]:
-    """What a higher-order operator runs: an operator, its first argument (``auto_functionalized``), and subgraphs."""
+    """All that a higher-order operator runs: an operator, given first (``auto_functionalized``), and subgraphs."""
     if node.args and isinstance(node.args[0], Token):
         op = node.args[0].name
         for found in chain(_forbidden(op, target), _known(node, op, target), _custom(op, target)):
@@ -238,13 +238,13 @@ def devices_of(values: Iterable[Value]) -> Iterator[Device]:
 
 
 def is_on_host(value: Value) -> bool:
-    """Whether ``value`` is memory that the CPU reads without a copy."""
+    """True if ``value`` is memory that the CPU reads without a copy."""
     device = device_of(value)
     return device is not None and device.is_host
 
 
 def copy_source(node: KernelNode) -> Value | None:
-    """What a copying operator copies (the first of several), or None for any other operator."""
+    """The source of a copying operator (the first of several), or None for any other operator."""
     place = _COPIES.get(base_name(node.op))
     return None if place is None or place >= len(node.inputs) else node.inputs[place]
 

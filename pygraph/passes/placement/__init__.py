@@ -22,7 +22,7 @@ from pygraph.passes.placement.transfers import batch_uploads, sink_copies
 __all__ = ["Placement"]
 
 _DEVICE_REASONS = frozenset({"cpu-operator", "cpu-operand", "cpu-scalar", "device-copy"})
-"""What placement can change. A node with any other reason is not judged again: legality may have been told more."""
+"""Reasons that placement can remove. No other node is judged again: legality may have been told more."""
 
 
 @dataclass(frozen=True)

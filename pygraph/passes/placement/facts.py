@@ -1,4 +1,4 @@
-"""What placement asks of a graph: who uses CPU values on the device, and what the caller can observe."""
+"""Queries of placement: who uses CPU values on the device, and what the caller can observe."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Facts:
         self.pinned = {one for node in graph.nodes if node.after for one in (node, *node.after)}
 
     def is_observed(self, value: Value) -> bool:
-        """Whether somebody could tell this value's memory from a copy of it.
+        """True if somebody could tell this value's memory from a copy of it.
 
         A cast to the type that a value has already is taken to be the value itself: Inductor may leave it out.
         """
@@ -43,35 +43,35 @@ class Facts:
         return any(cast.type == value.type and self.is_observed(cast) for cast in casts)
 
     def is_written(self, value: Value) -> bool:
-        """Whether the memory of ``value`` is mutated anywhere in the graph."""
+        """True if the memory of ``value`` is mutated anywhere in the graph."""
         return self.roots[value] in self._written
 
 
 def computes_only(node: KernelNode) -> bool:
-    """Whether ``node`` has no effects, aliases apart."""
+    """True if ``node`` has no effects, aliases apart."""
     return replace(node.effects, aliases=(), reads=None) == PURE
 
 
 def is_copy_in(node: KernelNode, target: Target) -> bool:
-    """Whether ``node`` only copies a CPU tensor to the captured device (and maybe casts it there)."""
+    """True if ``node`` only copies a CPU tensor to the captured device (and maybe casts it there)."""
     source = _only_copied(node)
     return node.op != UPLOAD and source is not None and is_on_host(source) and _is_on(node.output, target)
 
 
 def is_copy_out(node: KernelNode) -> bool:
-    """Whether ``node`` only copies a tensor to the host."""
+    """True if ``node`` only copies a tensor to the host."""
     return _only_copied(node) is not None and is_on_host(node.output)
 
 
 def _only_copied(node: KernelNode) -> Value | None:
-    """What a copy between devices copies to memory of its own."""
+    """The source of a copy between devices to memory of its own."""
     if base_name(node.op) in _COPY_INTO or len(node.outputs) != 1 or node.meta.get(REASON) != "device-copy":
         return None
     return copy_source(node)
 
 
 def has_own_memory(node: KernelNode, facts: Facts, target: Target) -> bool:
-    """Whether ``node`` copies a CPU tensor to the device, and somebody could tell its result from another copy's.
+    """True if ``node`` copies a CPU tensor to the device, and somebody could tell its result from another copy's.
 
     Two such nodes must not copy the same value on the device: Inductor leaves out a copy within a device, and both
     results would be that value.

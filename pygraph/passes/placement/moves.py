@@ -173,7 +173,7 @@ class _Mover:
                 value.type = replace(value.type, device=self.target.device)
 
     def _make_twin(self, node: KernelNode) -> KernelNode:
-        """The same node on the device, beside the one that stays."""
+        """A copy of the node on the device, beside the one that stays."""
         held, device = node.op == CONSTANT, self.target.device
         name = f"{node.name}_{device.kind}"
         while self.graph.owner(name) is not None:
@@ -195,7 +195,7 @@ class _Mover:
         return twin
 
     def _serve_copy(self, node: KernelNode) -> bool:
-        """Whether a copy of a value that is on the device now is idle: it casts nothing, and nobody could tell it."""
+        """True if a copy of a value that is on the device now is idle: it casts nothing, and nobody could tell it."""
         moved = self.twins.get(node.inputs[0], node.inputs[0])
         if node.output.type == moved.type and node not in self.facts.pinned and not self.facts.is_observed(node.output):
             self.graph.replace_uses(node.output, moved)
@@ -258,12 +258,12 @@ _ROUNDED = {
 
 
 def is_factory(node: KernelNode) -> bool:
-    """Whether ``node`` makes tensors from numbers alone."""
+    """True if ``node`` makes tensors from numbers alone."""
     return not _dtypes(node.inputs)
 
 
 def is_exact(node: KernelNode, *, floating: bool = False) -> bool:
-    """Whether ``node`` gives the same bits on any device; ``floating`` admits floats whose last bit may differ."""
+    """True if ``node`` gives the same bits on any device; ``floating`` admits floats whose last bit may differ."""
     base = base_name(node.op)
     kinds = [kind for kind, names in _OPERATORS.items() if base in names]
     taken, made = _dtypes(node.inputs), _dtypes(node.outputs)
@@ -298,7 +298,7 @@ def _is_whole(arg: Arg) -> bool:
 
 
 def _whole_numbers(node: KernelNode) -> bool:
-    """Whether every number among the operands is an integer or a boolean."""
+    """True if every number among the operands is an integer or a boolean."""
     literals = (arg for arg in (*node.args, *node.attrs.values()) if not isinstance(arg, Value))
     scalars = (value.type for value in node.inputs if isinstance(value.type, ScalarType))
     return not any(isinstance(arg, float | complex) for arg in literals) and all(s.kind != "float" for s in scalars)
@@ -311,7 +311,7 @@ def _divides_by_number(node: KernelNode) -> bool:
 
 
 def _casts_exactly(source: DType, result: DType) -> bool:
-    """Whether the cast rounds once, to nearest, or not at all. Floats to integers are undefined out of range."""
+    """True if the cast rounds once, to nearest, or not at all. Floats to integers are undefined out of range."""
     if _is_integral(source):
         return _is_integral(result) or result in _WIDE or (source is DType.B8 and result in _NARROW)
     return result in _ROUNDED.get(source, ())

@@ -1,4 +1,4 @@
-"""What crosses between host and device: CPU values are uploaded in batches, copies to the host come last.
+"""Copies between host and device: CPU values are uploaded in batches, copies to the host come last.
 
 Both look for as few turns between host and device as the dependences allow: host work that waits for nothing comes
 first, then one upload, then the device's work, then host work that waits for that, and so on.
@@ -100,7 +100,7 @@ def _upload_singly(
 
 
 def _is_dense(type: TensorType) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps; symbolic sizes are taken to."""
+    """True if the elements fill their memory without gaps or overlaps; symbolic sizes are taken to."""
     steps = [(stride, size) for stride, size in zip(type.strides, type.shape, strict=True) if size != 1]
     known = [(stride, size) for stride, size in steps if isinstance(stride, int) and isinstance(size, int)]
     expected = 1
@@ -164,7 +164,7 @@ def _kind(node: KernelNode) -> Kind:
 
 
 def _runs_on_host(node: KernelNode) -> bool:
-    """Whether the CPU does the work: it makes or writes CPU tensors, or touches nothing else."""
+    """True if the CPU does the work: it makes or writes CPU tensors, or touches nothing else."""
     changed = (*node.outputs, *(node.inputs[position] for position in node.effects.writes))
     if any(is_on_host(value) for value in changed):
         return True
