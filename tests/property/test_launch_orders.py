@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import CaptureError
+from pygraph.program import steps
 from pygraph.program.dependences import check, in_lanes, order_of
 from pygraph.program.layout import Lifetime, lifetimes, pack, plan
 from pygraph.program.order import Order
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Recording
 from pygraph.program.steps import concurrently, cut, with_steps
-from pygraph.program import steps
 from tests.property.test_region_replays import Machine, draw_places
 from tests.runtime.captures import Capture, reads, writes
 from tests.runtime.programs import PROGRAMS, region_calls
