@@ -19,8 +19,8 @@ import click
 
 from pygraph import __version__
 from pygraph.errors import PygraphError, Span
-from pygraph.ir.text.words import name_text
 from pygraph.logs import configure, progress_lines
+from pygraph.text.words import name_text
 
 _COMMANDS = ("bench", "calibrate", "explain", "opt", "passes", "profile", "run")
 _CODES = """

@@ -32,6 +32,9 @@ class Cost:
     host_us: Dim | None = None
 
 
+COST_FIELDS = tuple(each.name for each in fields(Cost))
+"""Annotation names that hold a node's cost."""
+
 FREE = Cost(0, 0, 0, 0, 0)
 """A view, a size computation: nothing runs on the device."""
 UNKNOWN = Cost()

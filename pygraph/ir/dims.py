@@ -14,8 +14,8 @@ from sympy.core.function import AppliedUndef
 from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
 
-from pygraph.ir.text.words import quote, word_text
 from pygraph.ir.types import Dim, as_dim, symbol
+from pygraph.text.words import quote, word_text
 
 CONSTANTS: dict[str, sympy.Expr] = {"oo": sympy.oo, "I": sympy.I}
 

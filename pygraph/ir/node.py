@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 import sympy
 
 from pygraph.errors import Location
-from pygraph.ir.cost import UNKNOWN, Cost
+from pygraph.ir.cost import COST_FIELDS, UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
-from pygraph.ir.text.words import COST_FIELDS, name_text
 from pygraph.ir.types import Device, DType, Type
+from pygraph.text.words import name_text
 
 __all__ = [
     "CONSTANT",

@@ -16,14 +16,15 @@ import sympy
 
 from pygraph.errors import VerifyError
 from pygraph.ir.annotations import CAPTURABLE, EAGER, REASON, REGION, SELECTED, unit_of
+from pygraph.ir.cost import COST_FIELDS
 from pygraph.ir.dims import canonical, dim_text
 from pygraph.ir.graph import Graph, Stage
 from pygraph.ir.node import GraphRef, KernelNode, Value, leaves, values_in
 from pygraph.ir.operators import Signature, listed, signature_of
 from pygraph.ir.order import dependences
 from pygraph.ir.text.print import type_text
-from pygraph.ir.text.words import COST_FIELDS, symbol_text, word_text
 from pygraph.ir.types import Dim, DType, OpaqueType, ScalarType, TensorType, Type
+from pygraph.text.words import symbol_text, word_text
 
 Violation: TypeAlias = tuple[KernelNode | None, str]
 Rule: TypeAlias = Callable[[Graph], Iterator[Violation]]

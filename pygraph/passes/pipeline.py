@@ -24,9 +24,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pygraph.errors import OptionError
-from pygraph.ir.text.reader import Lexeme, Reader, tokens
-from pygraph.ir.text.words import quote, unquote
 from pygraph.passes.base import Pass, PassFunction, as_pass
+from pygraph.text.reader import Lexeme, Reader, tokens
+from pygraph.text.words import quote, unquote
 
 __all__ = [
     "BUILT_IN",

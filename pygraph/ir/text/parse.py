@@ -37,13 +37,13 @@ from pygraph.ir.annotations import (
     Parameter,
     Region,
 )
-from pygraph.ir.cost import Cost
+from pygraph.ir.cost import COST_FIELDS, Cost
 from pygraph.ir.effects import FLAGS, NAMED, Effects
 from pygraph.ir.graph import Graph, GraphError, Stage
 from pygraph.ir.node import RESERVED, GraphRef, KernelNode, Location, Meta, MetaKey, Token
-from pygraph.ir.text.reader import Lexeme, Reader, tokens
-from pygraph.ir.text.words import COST_FIELDS, NAME, QUOTED, WORD, unquote
 from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
+from pygraph.text.reader import Lexeme, Reader, tokens
+from pygraph.text.words import NAME, QUOTED, WORD, unquote
 
 T = TypeVar("T")
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import sympy
 
 from pygraph.ir.annotations import Region
+from pygraph.ir.cost import COST_FIELDS
 from pygraph.ir.dims import dim_text
 from pygraph.ir.effects import FLAGS, NAMED, Effects
 from pygraph.ir.node import GraphRef, KernelNode, Meta, Token, Value
-from pygraph.ir.text.words import COST_FIELDS, name_text, quote, symbol_text, word_text
 from pygraph.ir.types import Device, DType, ScalarType, TensorType, Type
+from pygraph.text.words import name_text, quote, symbol_text, word_text
 
 if TYPE_CHECKING:
     from pygraph.ir.graph import Graph  # which prints itself by this module

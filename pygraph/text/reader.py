@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pygraph.errors import ParseError, Span
-from pygraph.ir.text.words import QUOTED
+from pygraph.text.words import QUOTED
 
 T = TypeVar("T")
 

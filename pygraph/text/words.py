@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import re
 
-COST_FIELDS = ("flops", "read", "written", "launches", "host_us")
-"""Annotation names that hold a node's cost."""
-
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*")
 _ESCAPE = r'\\(?:["\\ntr]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})'
 QUOTED = rf'"(?:[^"\\\n]|{_ESCAPE})*"'
