@@ -33,6 +33,7 @@ class Placed:
     reason: str | None
     capturable: bool
     loc: str | None = None
+    module: str = ""
     chains: tuple[str, ...] = ()
     eager: str | None = None
     turn: int | None = None
@@ -86,6 +87,7 @@ def decide(graph: Graph, device: str, pipeline: str, *, exact: bool = False) -> 
             reason=None if region is not None else node.meta.get(REASON) or "not-partitioned",
             capturable=node.meta.get(CAPTURABLE) is True,
             loc=str(node.loc) if node.loc else None,
+            module=node.module,
             chains=tuple(chain for chain, member in chains.items() if member),
             eager=node.meta.get(REASON) if region is not None and node.meta.get(EAGER) else None,
             turn=turns.get(node),

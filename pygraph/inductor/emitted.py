@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pygraph.program.recording import Origin
 
 if TYPE_CHECKING:  # a restored program needs none
-    from pygraph.inductor.decision import Decision
+    from pygraph.inductor.decision import Decision, Placed
 
 # -- steps -------------------------------------------------------------------------------------------------------------
 
@@ -209,8 +209,11 @@ class _LineMap:
             steps = [self.steps[i] for i in statement.steps]
             # Of a step, only the operators that are called by name, if there are any.
             nodes = [n for step in steps for n in self._named(step, statement) or filter(self._op, step.origins)]
-            locs = dict.fromkeys(loc for node in nodes for loc in self._locs(node) if loc is not None)
-            found.update(dict.fromkeys(statement.lines, Origin(tuple(dict.fromkeys(nodes)), tuple(locs))))
+            sources = [source for node in nodes for source in self._sources(node)]
+            locs = dict.fromkeys(source.loc for source in sources if source.loc is not None)
+            modules = dict.fromkeys(source.module for source in sources if source.module)
+            origin = Origin(tuple(dict.fromkeys(nodes)), tuple(locs), tuple(modules))
+            found.update(dict.fromkeys(statement.lines, origin))
         return found
 
     def _match(self) -> None:
@@ -261,6 +264,6 @@ class _LineMap:
         node = self.made.get(name) or self.decision.nodes.get(name)
         return None if node is None else node.op
 
-    def _locs(self, name: str) -> list[str | None]:
+    def _sources(self, name: str) -> list[Placed]:
         sources = self.made[name].sources if name in self.made else (name,)
-        return [self.decision.nodes[source].loc for source in sources if source in self.decision.nodes]
+        return [self.decision.nodes[source] for source in sources if source in self.decision.nodes]

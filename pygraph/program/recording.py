@@ -23,6 +23,7 @@ __all__ = [
     "EagerCall",
     "EagerOperand",
     "EagerResult",
+    "Geometry",
     "Launch",
     "LaunchKind",
     "Origin",
@@ -218,11 +219,17 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What one line runs: operators of the compiled graph by name (one of them, where several are named), and the
-    user's line or lines, if known."""
+    """Where a launch comes from in the user's program.
+
+    Args:
+        nodes: the operators of the compiled graph that its line runs, by name (one of them, where several are named)
+        locs: the user's lines, if known
+        modules: the paths of the modules that they were written in, or whose gradient they compute, if known
+    """
 
     nodes: tuple[str, ...] = ()
     locs: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
     @property
     def loc(self) -> str | None:
@@ -232,6 +239,21 @@ class Origin:
 
 
 UNKNOWN = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How many threads a kernel is launched with.
+
+    Args:
+        grid: blocks along x, y and z
+        block: threads of a block along x, y and z
+        shared: dynamic shared memory of a block, bytes
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +291,8 @@ class Launch:
     operands: tuple[Access, ...] | None = None
     """What the call that it came from was given, and does to that, where it has no other effect but on what it
     allocates. None: it may do anything."""
+    geometry: Geometry | None = None
+    """Of a device's kernel; None for all that is none."""
 
     @property
     def collective(self) -> bool:
@@ -415,6 +439,8 @@ class Recording:
     while those of one phase may run side by side. Empty: each launch is a phase of its own."""
     python: tuple[PythonCall, ...] = ()
     """The calls of operators written in Python, in order. A replay runs none of their bodies."""
+    device: str = "cpu"
+    """The kind of device that it was captured on."""
 
     def owner(self, output: Output) -> tuple[AllocationKind, int] | None:
         """Whose memory an output shows, if that is the region's or an argument's."""

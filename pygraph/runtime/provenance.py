@@ -87,7 +87,8 @@ def merged(origins: list[Origin]) -> Origin:
     """Everything that any of ``origins`` names, in order."""
     nodes = dict.fromkeys(name for origin in origins for name in origin.nodes)
     locs = dict.fromkeys(loc for origin in origins for loc in origin.locs)
-    return Origin(tuple(nodes), tuple(locs))
+    modules = dict.fromkeys(module for origin in origins for module in origin.modules)
+    return Origin(tuple(nodes), tuple(locs), tuple(modules))
 
 
 def _raised_at(error: BaseException) -> Origin:

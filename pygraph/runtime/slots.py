@@ -323,7 +323,7 @@ def _unstable(first: Recording, second: Recording) -> Refusal | None:
     for a, b in zip(first.launches, second.launches, strict=True):
         if (a.kind, a.name, len(a.words)) != (b.kind, b.name, len(b.words)):
             return Refusal.at(a, "unstable-launches", f"launch {a.index} was {a.name}, then {b.name}")
-        if a.signature != b.signature or a.uses != b.uses or a.random != b.random:
+        if any(getattr(a, fact) != getattr(b, fact) for fact in ("signature", "geometry", "uses", "random")):
             return Refusal.at(a, "unstable-launches", f"launch {a.index} did not do the same twice")
     if first.phases != second.phases:
         return Refusal("unstable-order", "the same launches are put in another order by the second capture")

@@ -74,7 +74,9 @@ OPS = {
 }
 
 
-NODES = {name: Placed(op, 0, None, True, loc=loc) for name, (op, loc) in OPS.items()}
+MODULES = {"relu": "block.act", "add": "block", "sum_1": "block"}
+
+NODES = {name: Placed(op, 0, None, True, loc=loc, module=MODULES.get(name, "")) for name, (op, loc) in OPS.items()}
 DECISION = Decision("cpu", NODES, frozenset({0}), "legality")
 
 
@@ -113,9 +115,9 @@ def test_buffers_tell_steps_apart() -> None:
     )
     assert found == {
         "extern_kernels.mm(a, b, out=buf0)": Origin(("mm",), ("m.py:1",)),
-        "cpp_fused_relu_0(buf1)": Origin(("relu",), ("m.py:2",)),
+        "cpp_fused_relu_0(buf1)": Origin(("relu",), ("m.py:2",), ("block.act",)),
         "buf2 = torch.ops.lib.late.default(buf1)": Origin(("late",), ("m.py:3",)),
-        "cpp_fused_sum_1(buf3, buf5)": Origin(("add", "sum_1"), ("m.py:6", "m.py:7")),
+        "cpp_fused_sum_1(buf3, buf5)": Origin(("add", "sum_1"), ("m.py:6", "m.py:7"), ("block",)),
     }
 
 

@@ -24,6 +24,7 @@ from pygraph.program.order import Order
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Recording
 from pygraph.program.steps import concurrently, cut, with_steps
+from tests.program.programs import recordings
 from tests.property.test_region_replays import Machine, draw_places
 from tests.runtime.captures import Capture, reads, writes
 from tests.runtime.programs import PROGRAMS, region_calls
@@ -76,31 +77,6 @@ def test_slices_of_channels_are_apart_whichever_axis_comes_last() -> None:
 
 
 # -- dependences -------------------------------------------------------------------------------------------------------
-
-USE = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 4), st.booleans())
-"""An allocation of 8 bytes, where in it, how many bytes, and whether they are written."""
-
-
-@st.composite
-def recordings(draw: st.DrawFn) -> tuple[Recording, list[Slot]]:
-    capture = Capture()
-    starts = [capture.input(8), capture.pool(8), capture.pool(8), capture.constant(0x5500_0000_0000, 8)]
-    keys = [(INPUT, 0), (POOL, 0), (POOL, 1)]
-    slots: list[Slot] = []
-    for index in range(draw(st.integers(1, 12))):
-        used = draw(st.lists(USE, min_size=1, max_size=3))
-        words = [starts[owner] + at for owner, at, _, _ in used]
-        kind = draw(st.sampled_from(["exact", "exact", "operands", "unknown", "random", "collective"]))
-        slots += [Slot(index, w, *keys[use[0]], use[1]) for w, use in enumerate(used) if use[0] < len(keys)]
-        exact = [writes(w, n) if written else reads(w, n) for w, (_, _, n, written) in enumerate(used)]
-        given = [Access([*keys, (CONSTANT, 0)][o], Bytes(at, at + n), written) for o, at, n, written in used]
-        facts: dict[str, Any] = {"random": kind == "random"}
-        if kind in ("operands", "collective"):
-            facts["operands"] = tuple(given)
-        if kind == "collective":
-            facts["call"] = "_c10d_functional.all_reduce_.default"
-        capture.launch(*words, uses=exact if kind in ("exact", "random") else None, **facts)
-    return capture.recording(), slots
 
 
 def conflict(recording: Recording, slots: list[Slot], one: int, other: int) -> bool:

@@ -278,7 +278,8 @@ class _Attempt:
         scratch = device.arenas.scratch(device.stream.cuda_stream)
         facts = (merged.launches, merged.allocations, outputs, payload, sensitive, ALIGNMENT)
         python = tuple(self._observer.python)
-        return Recording(*facts, out_of_range_pointers=True, scratch=scratch, phases=merged.phases, python=python)
+        more: dict[str, Any] = {"phases": merged.phases, "python": python, "device": "cuda"}
+        return Recording(*facts, out_of_range_pointers=True, scratch=scratch, **more)
 
     def _eager_calls(self, chosen: Collection[str], collectives: bool) -> EagerCalls:
         """What is asked of this capture when an eager call is met."""

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from pygraph.errors import CaptureError
-from pygraph.program.recording import WORD, Launch, LaunchKind, Use
+from pygraph.program.recording import WORD, Geometry, Launch, LaunchKind, Use
 from pygraph.runtime.cuda.bindings import call, succeeded
 
 __all__ = ["CopyNode", "EmptyNode", "EventNode", "FillNode", "KernelNode", "Node", "handles", "read_nodes"]
@@ -93,12 +93,12 @@ class KernelNode(Node):
         identity, name, layout = reader.function(params)
         blob, places = _parameters(params, layout, name), _split(layout)
         words = tuple(int.from_bytes(blob[place : place + size], "little") for place, size in places)
-        shape = (
-            (params.gridDimX, params.gridDimY, params.gridDimZ),
-            (params.blockDimX, params.blockDimY, params.blockDimZ),
-            params.sharedMemBytes,
+        geometry = Geometry(
+            (int(params.gridDimX), int(params.gridDimY), int(params.gridDimZ)),
+            (int(params.blockDimX), int(params.blockDimY), int(params.blockDimZ)),
+            int(params.sharedMemBytes),
         )
-        launch = Launch(index, LaunchKind.KERNEL, name, words, (identity, shape, layout))
+        launch = Launch(index, LaunchKind.KERNEL, name, words, (identity, layout), geometry=geometry)
         return cls(int(handle), blob, layout, places), launch
 
     def add(self, region: Any, handle: int, segment: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 from cuda.bindings.driver import CUgraphNodeType, CUmemorytype
 
 from pygraph.errors import CaptureError
-from pygraph.program.recording import Launch, LaunchKind
+from pygraph.program.recording import Geometry, Launch, LaunchKind
 from pygraph.runtime.cuda.nodes import CopyNode, EventNode, FillNode, KernelNode, Node, read_nodes
 from tests.runtime.captures import reads, writes
 
@@ -121,10 +121,8 @@ def test_a_kernel_reads_the_same_however_it_holds_its_parameters(packed: tuple[i
     assert launch.words == (A, 1, 2, 3, B, 4, int.from_bytes(b"abcd", "little"), ord("e"))
     assert launch.kind is LaunchKind.KERNEL
     assert launch.name == "kernel_7"
-    identity, dims, layout = launch.signature  # type: ignore[misc]
-    assert identity == 7
-    assert dims == ((1, 1, 1), (1, 1, 1), 0)
-    assert layout == tuple(LAYOUT[7])
+    assert launch.signature == (7, tuple(LAYOUT[7]))
+    assert launch.geometry == Geometry((1, 1, 1), (1, 1, 1), 0)
 
 
 def test_a_kernel_without_a_function_is_asked_for_its_kernel() -> None:
