@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,10 +19,10 @@ from unittest import mock
 import torch
 
 from pygraph.bench.sides import PROGRAM_ORDER
+from pygraph.program.default import ordered
 from pygraph.program.dependences import order_of
 from pygraph.program.order import Order
 from pygraph.program.program import Program
-from pygraph.program.steps import concurrently
 from pygraph.runtime import region
 from pygraph.runtime.discover import Captured
 from pygraph.runtime.native_build import waiting_for_builds
@@ -92,7 +91,7 @@ def main() -> None:
     for program in programs:
         launches = program.recording.launches
         own, times = times[: len(launches)], times[len(launches) :]
-        order, kept = order_of(program.recording, program.slots), concurrently(replace(program, order=None)).order
+        order, kept = order_of(program.recording, program.slots), ordered(program, "dependences")[0].order
         found.append(
             {
                 "launches": len(launches),

@@ -29,6 +29,7 @@ from pygraph.inductor.emitted import program_record
 from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
 from pygraph.logs import configure, step
+from pygraph.program.default import DefaultPasses
 from pygraph.report.model import GraphReport, RegionReport, open_report
 from pygraph.runtime.contract import Driver, make_driver, start_build
 from pygraph.runtime.native_build import waiting_for_builds
@@ -445,7 +446,7 @@ def attach(
                 verify_every=settings.verify_every,
                 ledger=settings.ledger,
                 order=settings.order,
-                order_memory=settings.order_memory,
+                launch_passes=DefaultPasses(settings.order_memory),
                 collectives=settings.collectives,
                 cache_dir=settings.cache_dir,
             ),

@@ -22,8 +22,8 @@ from pygraph.errors import PygraphError
 from pygraph.ir import Graph
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.selection import Selection
+from pygraph.program.default import ordered
 from pygraph.program.program import Program
-from pygraph.program.steps import concurrently
 from tests.small import CALLS, Mlp, Scaled, compiled, replays
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -36,11 +36,11 @@ def test_memory_for_an_order_is_what_captures_may_take(monkeypatch: pytest.Monke
     """Of compiled programs, and of steps that are captured as they run."""
     asked: list[float] = []
 
-    def watched(program: Program, excess: float) -> Program:
-        asked.append(excess)
-        return concurrently(program, excess)
+    def watched(program: Program, order: str, memory: float) -> tuple[Program, str]:
+        asked.append(memory)
+        return ordered(program, order, memory)
 
-    monkeypatch.setattr("pygraph.runtime.discover.concurrently", watched)
+    monkeypatch.setattr("pygraph.program.default.ordered", watched)
     model, x = Mlp(), torch.randn(4, 16)
     ours = compiled(model, order="dependences", order_memory=0.5)
     for _ in range(3):

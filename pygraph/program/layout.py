@@ -17,7 +17,7 @@ from pygraph.program.order import Order
 from pygraph.program.program import Layout, Slot, returned_by_calls, used_by_calls
 from pygraph.program.recording import AllocationKind, OutputKind, Recording
 
-__all__ = ["Lifetime", "lifetimes", "pack", "plan"]
+__all__ = ["Lifetime", "apart", "lifetimes", "own_storage", "pack", "plan"]
 
 _BITS = bytes.maketrans(b"01", b"\0\1")
 
@@ -45,9 +45,23 @@ def plan(recording: Recording, slots: Sequence[Slot], order: Order | None = None
     ``order`` leaves open (None: those of one phase). What an eager call is given has a storage of its own: it may hold
     on to that, or use it on another stream.
     """
-    outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
-    fresh = tuple(sorted((outputs | used_by_calls(recording, slots)) - returned_by_calls(recording, slots)))
+    fresh = own_storage(recording, slots)
     return pack(lifetimes(recording, slots, fresh, order), recording.alignment, fresh)
+
+
+def apart(lives: Iterable[Lifetime], alignment: int, fresh: tuple[int, ...] = ()) -> Layout:
+    """The layout of ``lives`` in which no two intermediates share a byte, which holds in every order."""
+    end, offsets = 0, dict[int, int]()
+    for life in lives:
+        offsets[life.index] = end
+        end += -(-life.nbytes // alignment) * alignment
+    return Layout(end, offsets, fresh)
+
+
+def own_storage(recording: Recording, slots: Sequence[Slot]) -> tuple[int, ...]:
+    """The allocations of outputs and of what eager calls are given, but for what these return."""
+    outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
+    return tuple(sorted((outputs | used_by_calls(recording, slots)) - returned_by_calls(recording, slots)))
 
 
 def lifetimes(
@@ -59,19 +73,23 @@ def lifetimes(
     calls that use it."""
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
     phases = (recording.phases if order is None else ()) or range(len(recording.launches))
-    spans: dict[int, tuple[int, int]] = {}
-    users: dict[int, set[int]] = {}
     elsewhere = returned_by_calls(recording, slots).union(fresh)
     calls = recording.calls()
-    placed = (slot for slot in slots if slot.kind is AllocationKind.POOL and slot.index not in elsewhere)
-    for index, call in dict.fromkeys((slot.index, calls[slot.launch]) for slot in placed):
-        begin = bisect_left(phases, phases[call.start])
-        end = bisect_right(phases, phases[call.stop - 1]) - 1
-        first, last = spans.get(index, (begin, end))
-        spans[index] = (min(first, begin), max(last, end))
-        users.setdefault(index, set()).update(call)
-    met = {} if order is None else _met(users, order)
-    return tuple(Lifetime(i, sizes[i], *spans[i], met.get(i, 0)) for i in sorted(spans))
+    begins = [bisect_left(phases, phases[call.start]) for call in calls]
+    ends = [bisect_right(phases, phases[call.stop - 1]) - 1 for call in calls]
+    users: dict[int, set[int]] = {}
+    for slot in slots:
+        if slot.kind is AllocationKind.POOL and slot.index not in elsewhere:
+            users.setdefault(slot.index, set()).add(slot.launch)
+    met: Mapping[int, int] = {}
+    if order is not None:
+        met = _met({index: {each for one in used for each in calls[one]} for index, used in users.items()}, order)
+    return tuple(
+        Lifetime(
+            index, sizes[index], min(begins[one] for one in used), max(ends[one] for one in used), met.get(index, 0)
+        )
+        for index, used in sorted(users.items())
+    )
 
 
 def _met(users: Mapping[int, Collection[int]], order: Order) -> dict[int, int]:

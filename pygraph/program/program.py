@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pygraph.errors import CaptureError
 from pygraph.program.order import Order
@@ -98,7 +98,7 @@ class Program:
     argument that is only read is copied otherwise. ``non_pointers`` are words that read as addresses and are no slots.
     Somebody else keeps the arguments ``held`` beyond the call, so that to let go of them early gains nothing, and those
     ``lent`` perhaps. ``name`` is what profilers call a replay. ``steps`` are what it does, in order;
-    ``order`` is that of launches within one (None: as captured).
+    ``order`` is that of launches within one (None: as captured). ``notes`` are what passes said of it, for reports.
     """
 
     recording: Recording
@@ -111,6 +111,7 @@ class Program:
     alignment: int = 16
     steps: tuple[Step, ...] = ()
     order: Order | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def calls(self) -> tuple[Launch, ...]:

@@ -16,12 +16,12 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
-from pygraph.program.dependences import in_lanes, order_of
+from pygraph.program.dependences import order_of
 from pygraph.program.layout import Lifetime, lifetimes, pack
 from pygraph.program.program import EagerStep, GraphSegment, Layout, Program, Step, returned_by_calls
 from pygraph.program.recording import AllocationKind, OutputKind
 
-__all__ = ["Block", "Plan", "concurrently", "cut", "longest_path", "pieces", "timeline", "with_steps"]
+__all__ = ["Block", "Plan", "cut", "longest_path", "pieces", "timeline", "uncut", "with_steps"]
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """The launches (begin, end) of each step, in order. Eager calls are steps by themselves."""
@@ -31,12 +31,6 @@ WORTHWHILE = 32 << 20
 
 EXCESS = 0.02
 """Part of the uncaptured program's peak by which segments may exceed it."""
-
-ORDER_MEMORY = 0.1
-"""Part of the peak by which a program may exceed it for having launches run side by side, unless the user says."""
-
-MOST_LANES = 8
-"""More have never been faster."""
 
 FEWEST_LAUNCHES = 2
 """Launches that a segment has at least."""
@@ -74,13 +68,10 @@ class Plan:
     ideal: int
 
 
-def with_steps(program: Program) -> Program:
-    """``program`` with its steps, and what each takes and lets go of."""
-    return _planned(program, cut(program))
-
-
-def _planned(program: Program, plan: Plan) -> Program:
-    """``program`` with the steps of ``plan``."""
+def with_steps(program: Program, plan: Plan | None = None) -> Program:
+    """``program`` with the steps of ``plan``, or with few that hold little (``cut``), and what each takes and lets go
+    of."""
+    plan = cut(program) if plan is None else plan
     recording = program.recording
     outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
     returned = returned_by_calls(recording, program.slots)
@@ -102,6 +93,13 @@ def _planned(program: Program, plan: Plan) -> Program:
     return replace(program, steps=tuple(steps))
 
 
+def uncut(program: Program, lives: Sequence[Lifetime] | None = None) -> Program:
+    """``program`` with the fewest steps: one for each eager call, and one for all launches between two of them.
+    ``lives`` are its lifetimes, if they are known."""
+    facts = _Facts(program, lives)
+    return with_steps(program, facts.plan(facts.fewest()))
+
+
 def longest_path(program: Program) -> int:
     """How many launches wait for each other in a row, where they wait for those alone that they depend on."""
     return (program.order or order_of(program.recording, program.slots)).longest_path()
@@ -119,29 +117,6 @@ def timeline(program: Program) -> tuple[tuple[str, int, int], ...]:
             found.append((told.call or told.name, order.lanes[launch], start + depth - 1))
         start += max(depths.values(), default=0)
     return tuple(found)
-
-
-def concurrently(program: Program, excess: float = ORDER_MEMORY) -> Program:
-    """``program``, whose launches wait for those alone that they depend on, in a few lanes, and fewer where that takes
-    more memory than the peak, ``excess`` times that, and WORTHWHILE. The same program, where nothing runs side by
-    side."""
-    recording, slots = program.recording, program.slots
-    limit = cut(program).held * (1 + excess) + WORTHWHILE
-    order = order_of(recording, slots)
-    widest = in_lanes(order, MOST_LANES)
-    most = used = 1 + max(widest.lanes, default=0)
-    fewer, lanes, best = 1, most, program
-    while lanes > fewer:  # all of them, else by bisection: memory grows with lanes
-        narrowed = widest if lanes == used else in_lanes(order, lanes)
-        lives = lifetimes(recording, slots, program.layout.fresh, narrowed)
-        made = replace(program, order=narrowed, layout=pack(lives, recording.alignment, program.layout.fresh))
-        planned = cut(made, lives)
-        if planned.held <= limit:
-            fewer, best = lanes, _planned(made, planned)
-        else:
-            most = lanes
-        lanes = (fewer + most) // 2
-    return best
 
 
 def cut(program: Program, lives: Sequence[Lifetime] | None = None) -> Plan:

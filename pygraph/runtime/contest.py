@@ -226,8 +226,8 @@ _SCHEMA = 9
 """Part of the key. Raised when a field or the procedure changes."""
 
 
-def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, memory: float) -> Path | None:
-    """The file in ``cache_dir`` for decisions, where the other order may take more ``memory`` by that part, on calls of
+def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, passes: str) -> Path | None:
+    """The file in ``cache_dir`` for decisions, where launch passes of the key ``passes`` make the programs, on calls of
     ``fn`` like this; None if nothing is kept, or if ``fn`` is in no file, or depends on a closure.
 
     The key has the text of ``fn``'s module, with the source of every kernel. The insides of custom operators are not
@@ -243,7 +243,7 @@ def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, memory: 
         for arg in args
     ]
     versions = __version__, torch.__version__, platform.python_version()
-    key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call, memory
+    key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call, passes
     try:
         folder = usable(cache_dir, "decisions")
     except OSError:  # there is no temporary folder either

@@ -1,4 +1,4 @@
-"""From a function and its arguments to an executable: capture twice, find the words that moved, lay out memory.
+"""From a function and its arguments to an executable: capture twice, find the words that moved, run launch passes.
 
 A second capture runs on other stand-ins. The words that moved along are addresses (``slots``); everything else has to
 be equal. Slots that are known from another size need one capture only. Nothing executes here.
@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from pygraph.program.layout import plan
+from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, as_captured
 from pygraph.program.program import Program
 from pygraph.program.recording import Allocation, AllocationKind, Recording
-from pygraph.program.steps import ORDER_MEMORY, concurrently, with_steps
 from pygraph.runtime.contract import Driver, Executable
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.slots import SPORADIC, SlotTable, discover, outside, resolve
@@ -44,15 +43,15 @@ def capture(
     table: SlotTable | None = None,
     eager: Collection[str] = (),
     order: str = "program",
-    order_memory: float = ORDER_MEMORY,
+    launch_passes: LaunchPasses = DEFAULT_PASSES,
     collectives: bool = False,
     **facts: Any,
 ) -> Captured | Refusal:
     """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. Replays
-    call the operators ``eager``. ``order`` is ``program``, or ``dependences``: launches wait for those alone that they
-    depend on, for up to ``order_memory`` times the peak of memory. ``collectives``: functional ones are captured, where
-    the driver can. ``facts`` are fields of the program that no capture tells. Raises CaptureError, and anything that
-    ``fn`` does on stand-ins."""
+    call the operators ``eager``. ``launch_passes`` make the program that is replayed of the captured one: the ``order``
+    is to be ``program``, or ``dependences``. ``collectives``: functional ones are captured, where the driver can.
+    ``facts`` are fields of the program that no capture tells. Raises CaptureError, and anything that ``fn`` does on
+    stand-ins, or a pass raises."""
     take = partial(driver.capture, fn, list(args), eager, collectives=collectives)
     first = take()
     alone = next((launch for launch in first.launches if launch.collective and not launch.functional), None)
@@ -73,9 +72,8 @@ def capture(
     doubt = outside(first, found.slots)
     if doubt is not None:
         return doubt
-    program = with_steps(Program(first, found.slots, plan(first, found.slots), found.non_pointers, **facts))
-    if order == "dependences":
-        program = concurrently(program, order_memory)
+    captured = as_captured(first, found.slots, non_pointers=found.non_pointers, **facts)
+    program = launch_passes(captured, order)
     return Captured(driver.instantiate(program), program, found)
 
 

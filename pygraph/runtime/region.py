@@ -26,9 +26,10 @@ import torch
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError, first_line
+from pygraph.program.default import DEFAULT_PASSES, LaunchPasses
 from pygraph.program.program import EagerStep, GraphSegment, Program
 from pygraph.program.recording import Origin
-from pygraph.program.steps import ORDER_MEMORY, longest_path, timeline
+from pygraph.program.steps import longest_path, timeline
 from pygraph.runtime import live
 from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, only_collectives, open_ballot
 from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify
@@ -74,7 +75,7 @@ class RegionOptions:
     that one region holds; the least recently used goes. ``verify_every``: of so many replays, one is compared with an
     uncaptured run, which answers the call (0: none). ``ledger``: a capture must pay. ``cache_dir``: where decisions are
     kept, if at all. ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as real calls
-    decide, ``measured``. ``order_memory``: the part of its peak that a replay by dependences may take on top.
+    decide, ``measured``. ``launch_passes`` make the program that is replayed of the captured one.
     ``collectives``: replays call them (``eager``), or they are ``captured`` once all ranks agree.
     """
 
@@ -84,7 +85,7 @@ class RegionOptions:
     ledger: bool = False
     cache_dir: str | None = None
     order: str = "program"
-    order_memory: float = ORDER_MEMORY
+    launch_passes: LaunchPasses = DEFAULT_PASSES
     collectives: str = "eager"
 
 
@@ -545,7 +546,7 @@ class Region:
 
     def _kept_order(self, args: list[Any]) -> Path | None:
         """The file of what was decided on the order of launches of calls like this."""
-        return kept_path(self._fn, args, self._options.cache_dir, self._options.order_memory)
+        return kept_path(self._fn, args, self._options.cache_dir, self._options.launch_passes.key)
 
     def _compare(
         self,
@@ -803,8 +804,8 @@ class Region:
         slots = None if collectives else self._slots
         try:
             facts: dict[str, Any] = {"collectives": collectives, **self._facts}
-            memory = self._options.order_memory
-            return capture(self._fn, self._driver, args, slots, tuple(self._eager), order, memory, **facts)
+            passes = self._options.launch_passes
+            return capture(self._fn, self._driver, args, slots, tuple(self._eager), order, passes, **facts)
         except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
             return Refusal.of(error)
 

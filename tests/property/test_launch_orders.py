@@ -17,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import CaptureError
-from pygraph.program import steps
+from pygraph.program import default, steps
+from pygraph.program.default import DefaultPasses, ordered
 from pygraph.program.dependences import check, in_lanes, order_of
 from pygraph.program.layout import Lifetime, lifetimes, pack, plan
 from pygraph.program.order import Order
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Recording
-from pygraph.program.steps import concurrently, cut, with_steps
+from pygraph.program.steps import cut, with_steps
 from tests.program.programs import recordings
 from tests.property.test_region_replays import Machine, draw_places
 from tests.runtime.captures import Capture, reads, writes
@@ -380,8 +381,10 @@ def forks(launches: int, branches: range, length: int, sizes: Sequence[int]) -> 
 @pytest.mark.parametrize("branches", [range(2, 7), pytest.param(range(60, 61), marks=pytest.mark.sweep)])
 def test_the_work_of_planning_another_order_is_linear_in_the_launches(branches: range) -> None:
     small, large = (forks(launches, branches, 8, range(512, 1 << 20, 512)) for launches in (1_000, 4_000))
-    assert concurrently(large).order is not None
-    assert work(lambda: concurrently(large)) < 1.1 * 4 * work(lambda: concurrently(small))
+    assert ordered(large, "dependences")[0].order is not None
+    assert work(lambda: DefaultPasses()(large, "dependences")) < 1.1 * 4 * work(
+        lambda: DefaultPasses()(small, "dependences")
+    )
 
 
 def test_as_many_lanes_are_used_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,9 +393,11 @@ def test_as_many_lanes_are_used_as_memory_allows(monkeypatch: pytest.MonkeyPatch
     orders = [in_lanes(order_of(recording, slots), lanes) for lanes in (1, 2, 3, 6)]
     peaks = [cut(replace(program, order=order, layout=plan(recording, slots, order))).held for order in orders]
     assert len(set(peaks)) == len(orders)
+    monkeypatch.setattr(default, "WORTHWHILE", 0)
     monkeypatch.setattr(steps, "WORTHWHILE", 0)
     for order, peak in zip(orders, peaks, strict=True):
-        assert concurrently(program, peak / held - 1).order == (None if order is orders[0] else order)
+        found = ordered(program, "dependences", peak / held - 1)[0]
+        assert found.order == (None if order is orders[0] else order)
 
 
 def test_intermediates_of_distant_launches_lie_apart_where_they_meet() -> None:

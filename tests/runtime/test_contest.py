@@ -23,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph import cache
+from pygraph.program.default import DefaultPasses
 from pygraph.program.program import Program
 from pygraph.program.recording import Recording
 from pygraph.runtime import region as region_module
@@ -295,7 +296,7 @@ def test_orders_that_are_known_wait_for_nothing(tmp_path: Path) -> None:
     for size in (6, 7, 8, 2):
         call(region, 4, size)
     assert decided(region) == [("dependences", True)]
-    more = make(driver=Parallel(), order_memory=0.5, **options)[0]
+    more = make(driver=Parallel(), launch_passes=DefaultPasses(0.5), **options)[0]
     call(more, 3, 2)
     assert decided(more) == [], "with more memory it was not tried"
 

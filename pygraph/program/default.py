@@ -1,0 +1,144 @@
+"""The default decisions on a launch program: what waits for what, where intermediates lie, where segments end.
+
+    as captured  ──►  ordered  ──►  placed  ──►  segmented
+    k0 k1 k2 k3       k0 ─ k1       a: 0         [k0 k1]  [k2 k3]
+                      k2 ─ k3       b: 512
+
+Each takes a whole program and returns one, with a sentence for the report. ``pygraph.passes.launches`` makes passes of
+them, for pipelines; programs that AOTAutograd's cache restored are captured by these functions alone, since to import
+passes takes a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import and_
+from typing import Any, Protocol
+
+from pygraph.program.dependences import in_lanes, order_of
+from pygraph.program.layout import Lifetime, apart, lifetimes, own_storage, pack
+from pygraph.program.program import GraphSegment, Program, Slot
+from pygraph.program.recording import Recording
+from pygraph.program.steps import WORTHWHILE, cut, uncut, with_steps
+
+__all__ = [
+    "DEFAULT_PASSES",
+    "ORDER_MEMORY",
+    "DefaultPasses",
+    "LaunchPasses",
+    "as_captured",
+    "ordered",
+    "placed",
+    "segmented",
+]
+
+ORDER_MEMORY = 0.1
+"""Part of the peak by which a program may exceed it for having launches run side by side, unless the user says."""
+
+MOST_LANES = 8
+"""More have never been faster."""
+
+
+class LaunchPasses(Protocol):
+    """Decides on a program as it was captured.
+
+    Attributes:
+        key: all that its decisions depend on besides the program, as text
+    """
+
+    @property
+    def key(self) -> str: ...
+
+    def __call__(self, program: Program, order: str) -> Program:
+        """The program to replay. Its ``order`` is to be ``program`` or ``dependences``."""
+
+
+def as_captured(recording: Recording, slots: tuple[Slot, ...], **facts: Any) -> Program:
+    """The program of a capture before any decision: no two intermediates share a byte, and all launches between two
+    eager calls are a segment. ``facts`` are further fields."""
+    fresh = own_storage(recording, slots)
+    lives = lifetimes(recording, slots, fresh)
+    return uncut(Program(recording, slots, apart(lives, recording.alignment, fresh), **facts), lives)
+
+
+def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple[Program, str]:
+    """``program`` in the ``order`` of the capture (``program``), or by ``dependences``: launches wait for those alone
+    that they depend on, in a few lanes, and fewer where that takes more memory than the peak, ``memory`` times that,
+    and WORTHWHILE. As captured, where nothing runs side by side."""
+    recording, slots = program.recording, program.slots
+    captured = program if program.order is None else as_captured(recording, slots)
+    captured = replace(program, order=None, layout=captured.layout, steps=captured.steps)
+    if order == "program":
+        return captured, "as captured"
+    limit = cut(*_packed(captured)).held * (1 + memory) + WORTHWHILE
+    dependences = order_of(recording, slots)
+    widest = in_lanes(dependences, MOST_LANES)
+    most = used = 1 + max(widest.lanes, default=0)
+    fewer, lanes, best = 1, most, captured
+    while lanes > fewer:  # all of them, else by bisection: memory grows with lanes
+        narrowed = widest if lanes == used else in_lanes(dependences, lanes)
+        made, lives = _packed(replace(captured, order=narrowed))
+        planned = cut(made, lives)
+        if planned.held <= limit:
+            fewer, best = lanes, with_steps(made, planned)
+        else:
+            most = lanes
+        lanes = (fewer + most) // 2
+    path = f"longest path {dependences.longest_path()} of {len(recording.launches)}"
+    if best.order is None:
+        return best, f"as captured, {path}" + f": {used} lanes take too much memory" * (used > 1)
+    return best, f"{used} lanes" + f" narrowed to {fewer} for memory" * (fewer < used) + f", {path}"
+
+
+def placed(program: Program) -> tuple[Program, str]:
+    """``program`` with intermediates that are never alive together in the same bytes."""
+    made, lives = _packed(program)
+    return uncut(made, lives), f"{len(lives)} intermediates in {made.layout.nbytes} bytes"
+
+
+def _packed(program: Program) -> tuple[Program, Sequence[Lifetime]]:
+    """``program`` with intermediates as close as they can lie in its order, and their lifetimes."""
+    recording, slots, fresh = program.recording, program.slots, program.layout.fresh
+    lives = lifetimes(recording, slots, fresh, program.order)
+    return replace(program, layout=pack(lives, recording.alignment, fresh)), lives
+
+
+def segmented(program: Program) -> tuple[Program, str]:
+    """``program`` with segments that hold no more, by far, than the uncaptured program does at its peak."""
+    made = with_steps(program)
+    segments = [isinstance(step, GraphSegment) for step in made.steps]
+    return made, str(sum(segments)) + ", cut for memory" * any(map(and_, segments, segments[1:]))
+
+
+@dataclass(frozen=True)
+class DefaultPasses:
+    """The default launch passes.
+
+    Args:
+        order_memory: the part of its peak that a replay by dependences may take on top
+    """
+
+    order_memory: float = ORDER_MEMORY
+
+    @property
+    def key(self) -> str:
+        """All that its decisions depend on besides the program."""
+        return str(self.order_memory)
+
+    def __call__(self, program: Program, order: str) -> Program:
+        """The program to replay, with the passes' notes."""
+        decisions: dict[str, Callable[[Program], tuple[Program, str]]] = {
+            "order": lambda given: ordered(given, order, self.order_memory),
+            "layout": placed,
+            "segments": segmented,
+        }
+        notes = []
+        for name, decide in decisions.items():
+            program, note = decide(program)
+            notes.append(f"{name}: {note}")
+        return replace(program, notes=tuple(notes))
+
+
+DEFAULT_PASSES = DefaultPasses()
+"""The default launch passes, with their default options."""
