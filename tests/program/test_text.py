@@ -10,11 +10,11 @@ from hypothesis import given, settings
 
 from pygraph.errors import ParseError
 from pygraph.program import text
+from pygraph.program.default import DEFAULT_PASSES
 from pygraph.program.dependences import order_of
 from pygraph.program.layout import plan
 from pygraph.program.program import EagerStep, NonPointerWord, Program
 from pygraph.program.recording import AllocationKind, Bytes, UnownedAddress, UnownedMemory
-from pygraph.program.steps import concurrently, with_steps
 from pygraph.program.text import parse_program, print_program
 from tests.program.programs import CAPTURED, made_up
 from tests.runtime.captures import Capture, reads, writes
@@ -49,8 +49,8 @@ def test_captured_programs_print_parse_and_print_back(name: str) -> None:
 def test_passes_make_the_same_of_a_parsed_program(name: str) -> None:
     program = replace(CAPTURED[name](), steps=(), order=None)
     parsed = parse_program(print_program(program))
-    for run in (with_steps, concurrently):
-        assert print_program(run(parsed)) == print_program(run(program))
+    for order in ("program", "dependences"):
+        assert print_program(DEFAULT_PASSES(parsed, order)) == print_program(DEFAULT_PASSES(program, order))
 
 
 @settings(deadline=None, max_examples=200)
