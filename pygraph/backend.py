@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from pygraph import compat
-from pygraph.dump import dump_launches, dump_program, graph_dir, saving_inputs, trace_report
+from pygraph.dump import dump_program, graph_dir, saving_inputs, trace_report
 from pygraph.errors import CaptureError, OptionError, PassError
 from pygraph.frontend.location import GraphOrigin, common_module, origin_of
 from pygraph.inductor.emitted import program_record
 from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
 from pygraph.logs import configure, step
-from pygraph.program.default import DefaultPasses
 from pygraph.report.model import GraphReport, RegionReport, open_report
 from pygraph.runtime.contract import Driver, make_driver, start_build
 from pygraph.runtime.native_build import waiting_for_builds
@@ -446,13 +445,12 @@ def attach(
                 verify_every=settings.verify_every,
                 ledger=settings.ledger,
                 order=settings.order,
-                launch_passes=DefaultPasses(settings.order_memory),
+                launch_passes=settings.launches(folder and folder / f"region{told.index}"),
                 collectives=settings.collectives,
                 cache_dir=settings.cache_dir,
             ),
             held=known.held,
             lent=known.lent,
-            on_capture=None if folder is None else functools.partial(dump_launches, folder, told.index),
             origins={first + line: origin for line, origin in known.origins.items()},
             eager=known.eager,
         )

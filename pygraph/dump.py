@@ -1,6 +1,7 @@
 """Writes what was made of a graph into the dump directory: the annotated program and the reports.
 
-The pass manager writes the IR before and after each pass into the same folder, ``DUMP_DIR/<graph>/``; where a process
+The pass manager writes the IR before and after each pass into the same folder, ``DUMP_DIR/<graph>/``, and the launch
+programs of a region into its ``region<n>/``; where a process
 group is initialised, ``DUMP_DIR/rank<n>/<graph>/``.
 """
 
@@ -19,7 +20,6 @@ import torch
 
 from pygraph import compat
 from pygraph.inductor.emitted import Step, annotate
-from pygraph.program.program import Program
 from pygraph.report.model import GraphReport
 from pygraph.runtime.tensors import blocks, take
 
@@ -74,16 +74,6 @@ def trace_report(report: GraphReport) -> None:
                 payload_fn=functools.partial(text, report),
                 expect_trace_id=False,
             )
-
-
-def dump_launches(folder: Path, region: int, program: Program) -> None:
-    """Write the launches of a captured region, one per line: number, kind, name and the user's line."""
-    with _warned(folder):
-        lines = [
-            f"{launch.index:4}  {launch.kind.value:8}  {launch.name}  {launch.origin.loc or ''}".rstrip() + "\n"
-            for launch in program.recording.launches
-        ]
-        (folder / f"region{region}.launches.txt").write_text("".join(lines), encoding="utf-8")
 
 
 def saving_inputs(folder: Path, inputs: Sequence[str], constants: dict[str, Any], run: Boxed) -> Boxed:

@@ -12,11 +12,13 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pygraph.cache import SIZE, user_dir
 from pygraph.errors import OptionError
 from pygraph.logs import VARIABLE
+from pygraph.program.default import DefaultPasses, LaunchPasses
 
 _PREFIX = "PYGRAPH_"
 _log = logging.getLogger("pygraph")
@@ -28,6 +30,7 @@ class Settings:
 
     Args:
         passes: pipeline text, or a sequence of passes and pipeline texts; None is the default pipeline
+        launch_passes: the same for passes over the launches of each capture; None is their default pipeline
         dump_dir: folder for IR, programs and reports; None writes nothing
         dump_inputs: write the arguments of each graph's first call there, too, up to 1 GiB, for ``pygraph run``
         frames: give each operator in the IR, dumped or reported, the user's calls that led to it
@@ -41,7 +44,8 @@ class Settings:
             its ``capture_after``-th occurrence
         order: what launches of a replay wait for: ``program``, all before them, as captured; ``dependences``, those
             that they depend on; ``measured``, the one of both that real calls find faster
-        order_memory: the part of its peak of memory that a replay by dependences may take on top, besides 32 MiB
+        order_memory: the part of its peak of memory that a replay by dependences may take on top, besides 32 MiB; the
+            option ``memory`` of the default pass ``order``
         collectives: ``eager``: each replay calls them; ``captured``: they are captured with what is around them, once
             all ranks agree and have compared such a replay
         cache_dir: folder of native libraries and of decisions on orders, for later processes; with None, no
@@ -50,6 +54,7 @@ class Settings:
     """
 
     passes: Any = None
+    launch_passes: Any = None
     dump_dir: str | None = None
     dump_inputs: bool = False
     frames: bool = False
@@ -83,6 +88,21 @@ class Settings:
             from pygraph.passes.manager import PassManager
 
             PassManager(self.passes).check_order()
+        if self.launch_passes is not None:
+            from pygraph.passes.manager import PassManager
+
+            PassManager(self.launch_passes).check_order(None)
+
+    def launches(self, folder: Path | None = None) -> LaunchPasses:
+        """The passes over captured launches, with their dumps in ``folder``."""
+        if self.launch_passes is None and folder is None:
+            return DefaultPasses(self.order_memory)
+        from pygraph.passes.launches import DEFAULT_LAUNCH_PIPELINE, LaunchPipeline
+        from pygraph.passes.manager import PassManager
+
+        default = DEFAULT_LAUNCH_PIPELINE.replace("order", f"order{{memory={self.order_memory!r}}}")
+        chosen = default if self.launch_passes is None else self.launch_passes
+        return LaunchPipeline(PassManager(chosen, dump_dir=folder))
 
     @staticmethod
     def make(options: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -109,6 +129,7 @@ class Settings:
 
 _KINDS = {
     "passes": "pipeline text or a sequence of passes",
+    "launch_passes": "pipeline text or a sequence of passes",
     "dump_dir": "a path",
     "dump_inputs": "true or false",
     "frames": "true or false",
@@ -170,9 +191,9 @@ def _checked(option: str, name: str, value: Any) -> Any:
             return value
         case "dump_dir" | "cache_dir", None | str() | os.PathLike():
             return (os.fspath(value) or None) if value is not None else None
-        case "passes", str():
+        case "passes" | "launch_passes", str():
             return value
-        case "passes", list() | tuple():
+        case "passes" | "launch_passes", list() | tuple():
             return tuple(value)
         case "inductor", Mapping():
             return dict(value)

@@ -82,7 +82,7 @@ def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
 def _rest_of(report: GraphReport) -> str:
     """The rest of ``report`` that holds in any process, as JSON. (The record lies in Inductor's own entry.)"""
     assert report.model is not None
-    passes = [{**asdict(one), "stage": one.stage.value} for one in report.passes]
+    passes = [{**asdict(one), "stage": one.stage and one.stage.value} for one in report.passes]
     kept = {"model": asdict(report.model), "pipeline": report.pipeline, "passes": passes, "notes": report.notes}
     return json.dumps({**kept, "graph": str(report.graph)})
 

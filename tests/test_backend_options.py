@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,10 +20,13 @@ import pygraph
 from pygraph import backend
 from pygraph.errors import PygraphError
 from pygraph.ir import Graph
-from pygraph.passes.base import Pass, PassContext, PassResult
+from pygraph.passes.base import LaunchPass, Pass, PassContext, PassResult
 from pygraph.passes.selection import Selection
 from pygraph.program.default import ordered
+from pygraph.program.order import Order
 from pygraph.program.program import Program
+from pygraph.program.text import parse_program
+from pygraph.report.text import render_text
 from tests.small import CALLS, Mlp, Scaled, compiled, replays
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -57,13 +60,20 @@ def test_memory_for_an_order_is_what_captures_may_take(monkeypatch: pytest.Monke
     ("options", "told"),
     [
         ({"dumpdir": "x"}, "unknown option 'dumpdir'; did you mean 'dump_dir'"),
-        ({"zzz": "x"}, "unknown option 'zzz'; known: passes, dump_dir"),
+        ({"zzz": "x"}, "unknown option 'zzz'; known: passes, launch_passes, dump_dir"),
         ({"max_autotune": True}, "unknown option 'max_autotune'; it is Inductor's: {'inductor': {'max_autotune': …}}"),
         ({"order": "fast"}, "order must be 'measured', 'program' or 'dependences', not 'fast'"),
         ({"inductor": {"max_autotun": True}}, "Inductor has no option 'max_autotun'; did you mean 'max_autotune'?"),
         ({"inductor": {"triton.cudagraphs": True}}, "'triton.cudagraphs' cannot be combined with PyGraph"),
         ({"passes": "legalty"}, "no pass is called 'legalty'; did you mean 'legality'?"),
         ({"passes": "partitioning,legality"}, "partitioning"),
+        (
+            {"passes": "legality,order"},
+            "pass 'order' cannot run where the pipeline has it: it runs on a launch program",
+        ),
+        ({"launch_passes": "ordr"}, "no pass is called 'ordr'; did you mean 'order'?"),
+        ({"launch_passes": "legality"}, "it runs on a graph, and this is a launch program"),
+        ({"launch_passes": 3}, "launch_passes must be pipeline text or a sequence of passes, not 3"),
     ],
 )
 def test_torch_compile_checks_options(options: dict[str, Any], told: str) -> None:
@@ -96,6 +106,60 @@ def test_the_first_torch_compile_of_a_process_checks_its_options() -> None:
     """It is what imports the backend."""
     done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True)
     assert done.stdout == "unknown option 'stricct'; did you mean 'strict'?\n"
+
+
+@dataclass(frozen=True)
+class Reversed(LaunchPass):
+    """Replays launches from the last one to the first."""
+
+    name: ClassVar[str] = "reversed"
+
+    def run(self, program: Program, ctx: PassContext) -> PassResult:
+        launches = range(len(program.recording.launches))
+        order = Order.of([set() for _ in launches], [launch % 2 for launch in launches])
+        return PassResult(True, (), replace(program, order=order))
+
+
+@dataclass(frozen=True)
+class Counted(LaunchPass):
+    """Notes how many launches there are, and in which order."""
+
+    name: ClassVar[str] = "counted"
+
+    def run(self, program: Program, ctx: PassContext) -> PassResult:
+        return PassResult(False, (f"launches: {len(program.recording.launches)}, {ctx.order}, {ctx.device}",))
+
+
+def test_launch_passes_of_the_users_run_on_each_capture() -> None:
+    model = Mlp().eval()
+    ours = compiled(model, order="dependences", launch_passes=["order", Counted(), "layout,segments"])
+    with torch.no_grad():
+        for _ in range(CALLS):
+            x = torch.randn(8, 16)
+            torch.testing.assert_close(ours(x), model(x))
+    assert replays() >= 1
+    (record,) = [region.record for region in pygraph.reports()[-1].regions]
+    assert record is not None
+    assert record.passes[1] == "counted: launches: 3, dependences, cpu"
+    assert [note.partition(":")[0] for note in record.passes] == ["order", "counted", "layout", "segments"]
+    assert f"launch passes: {'; '.join(record.passes)}" in render_text(pygraph.reports(), width=400, color=False)
+
+
+def test_a_launch_pass_that_is_wrong_leaves_the_region_uncaptured_and_says_why(tmp_path: Path) -> None:
+    model = Mlp().eval()
+    ours = compiled(model, launch_passes=[Reversed()], dump_dir=str(tmp_path))
+    with torch.no_grad():
+        for _ in range(CALLS):
+            x = torch.randn(8, 16)
+            torch.testing.assert_close(ours(x), model(x))
+        assert replays() == 0
+        (region,) = pygraph.reports()[-1].regions
+        assert region.why.startswith("pass-failed: pass 'reversed' failed (stage program, passes run before: none)")
+        assert list(tmp_path.glob("*/region0/reproducer-01-reversed.pgir"))
+        strict = compiled(model, launch_passes=[Reversed()], strict=True)
+        strict(x)
+        with pytest.raises(PygraphError, match="pass-failed"):
+            strict(x)
 
 
 def test_inductor_options_reach_inductor() -> None:
@@ -293,8 +357,10 @@ def test_dumps_hold_each_pass_the_program_and_the_report(tmp_path: Path) -> None
     for path in folder.glob("*.pgir"):
         text = path.read_text()
         assert str(parse_graph(text)) == text
-    launches = (folder / "region0.launches.txt").read_text().splitlines()
-    assert [line.split()[1] for line in launches] == ["operator", "kernel", "operator"]
+    programs = sorted(path.name for path in (folder / "region0").iterdir())
+    assert programs == ["00-program.pgir", "01-order.pgir", "02-layout.pgir", "03-segments.pgir"]
+    launches = parse_program((folder / "region0" / programs[-1]).read_text()).recording.launches
+    assert [launch.kind.value for launch in launches] == ["operator", "kernel", "operator"]
     assert "# region 0: may be captured" in (folder / "program.py").read_text()
 
 

@@ -20,10 +20,11 @@ from torch._dynamo.utils import counters
 
 import pygraph
 from pygraph import cache, compat, version, warm
-from pygraph.inductor.compile import _source, program_key
+from pygraph.inductor.compile import program_key
 from pygraph.inductor.decision import Decision, Placed
 from pygraph.ir import Graph, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
+from pygraph.passes.pipeline import _source
 from tests import failing
 
 SCRIPT = """

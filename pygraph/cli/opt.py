@@ -1,9 +1,10 @@
-"""``pygraph opt``: run a pipeline on a graph in a ``.pgir`` file and print what comes out."""
+"""``pygraph opt``: run a pipeline on a graph or a launch program in a ``.pgir`` file and print what comes out."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import sys
 from collections.abc import Iterable
 from typing import IO, Any
@@ -12,11 +13,12 @@ import click
 
 from pygraph.cli import Failure, failing
 from pygraph.errors import OptionError
-from pygraph.ir import MODELS, parse_graph
-from pygraph.ir.verify import verify as verify_graph
+from pygraph.ir import MODELS, Graph, parse_graph
 from pygraph.passes import PassContext, PassManager, parse_pipeline
 from pygraph.passes.legality.rules import captured_device
-from pygraph.passes.manager import Check, read_header
+from pygraph.passes.manager import Check, read_header, verify_subject
+from pygraph.program.program import Program
+from pygraph.program.text import parse_program
 
 _CHECKS: dict[bool | None, Check] = {None: "result", True: "full", False: "off"}
 
@@ -49,10 +51,10 @@ def opt(
     output: IO[str],
     **around: Any,
 ) -> None:
-    """Run passes on the graph in FILE ('-' for stdin) and print the result.
+    """Run passes on the graph, or the launch program, in FILE ('-' for stdin) and print the result.
 
     Without -p, the '// pipeline:' line of a reproducer says what to run, and its '// device:' line on which device.
-    With neither, the graph is verified and printed.
+    With neither, what is in FILE is verified and printed.
     """
     try:
         source, text = file.name, file.read()
@@ -66,22 +68,32 @@ def opt(
             described, context = read_header(text)
         except ValueError as error:
             raise OptionError(f"{source}: malformed value in the leading comments: {error}") from error
-        graph = parse_graph(text, source)
+        subject = _read(text, source)
         if verify is not False:
-            verify_graph(graph)
+            verify_subject(subject)
         if device is not None or context is None:
-            device = device or captured_device(graph)
+            on = subject.recording.device if isinstance(subject, Program) else captured_device(subject)
+            device = device or on
             context = dataclasses.replace(context or PassContext(), device=device, model=MODELS[device])
         if pipeline is not None:
             passes = parse_pipeline(pipeline)
         else:
             passes = parse_pipeline(described or "", f"{source}, pipeline of the leading comments")
-        result = PassManager(passes, check=_CHECKS[verify], **around).run(graph, context)
+        result = PassManager(passes, check=_CHECKS[verify], **around).run(subject, context)
     if timing:
         rows = [(record.time_ms, record.text, "changed" if record.modified else "") for record in result.passes]
         for ms, name, changed in [*rows, (result.time_ms, "all passes", "")]:
             click.echo(f"{ms:10.3f} ms  {name}  {changed}".rstrip(), err=True)
-    output.write(str(graph))
+    output.write(str(result.program or subject))
+
+
+def is_program(text: str) -> bool:
+    """True if ``text`` is a launch program, by its first word behind comments."""
+    return re.match(r"(\s|//[^\n]*\n)*program\b", text) is not None
+
+
+def _read(text: str, source: str) -> Graph | Program:
+    return parse_program(text, source) if is_program(text) else parse_graph(text, source)
 
 
 def load_modules(names: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 
 from pygraph.errors import OptionError
+from pygraph.passes.base import Pass
 from pygraph.passes.pipeline import default_registry, option_texts, path_of
 
 
@@ -24,7 +25,10 @@ def _lines(name: str) -> Iterator[str]:
         yield f"{name}  (cannot be used)"
         yield from textwrap.wrap(str(error), 96)
         return
-    yield f"{name}  ({cls.requires.value} → {cls.ensures.value if cls.ensures else 'as before'})"
+    stages = "launch programs"
+    if issubclass(cls, Pass):
+        stages = f"{cls.requires.value} → {cls.ensures.value if cls.ensures else 'as before'}"
+    yield f"{name}  ({stages})"
     yield from textwrap.wrap((cls.__doc__ or "").strip().partition("\n")[0], 96)
     for option, type_text, default in option_texts(cls):
         yield f"{option}: {type_text}" + (", required" if default is None else f" = {default}")

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from pygraph.cli import Failure, failing
-from pygraph.cli.opt import load_modules
+from pygraph.cli.opt import is_program, load_modules
 from pygraph.errors import OptionError
 from pygraph.ir import MODELS, parse_graph
 from pygraph.ir.verify import verify as verify_graph
@@ -49,6 +49,10 @@ def run(
         raise Failure(f"{file.name}: is no UTF-8 text: {error}") from error
     with failing(source, text):
         load_modules(load)
+        if is_program(text):
+            raise OptionError(
+                f"{source}: a launch program is replayed where it was captured: 'pygraph opt' verifies it"
+            )
         graph = parse_graph(text, source)
         verify_graph(graph)
         if device is not None:

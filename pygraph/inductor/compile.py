@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import secrets
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +15,10 @@ from pygraph.inductor.decision import Decision
 from pygraph.inductor.emitted import ProgramRecord
 from pygraph.inductor.partition_hooks import PartitionHooks
 from pygraph.ir import CONSTANT, MODELS, DeviceModel, Graph, TensorType
-from pygraph.passes.base import Pass, PassContext
+from pygraph.passes.base import BasePass, PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.legality.rules import captured_device
+from pygraph.passes.pipeline import sources
 
 __all__ = ["compare", "compile_under", "model_for", "pass_context", "program_key"]
 
@@ -42,7 +39,7 @@ def model_for(device: str, index: int | None = None) -> DeviceModel:
 
 def compile_under(
     decision: Decision,
-    passes: Sequence[Pass],
+    passes: Sequence[BasePass],
     gm: torch.fx.GraphModule,
     inputs: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -71,34 +68,21 @@ def _exactly(decision: Decision) -> dict[str, Any]:
     return {"combo_kernels": False} if decision.exact else {}
 
 
-def program_key(decision: Decision, passes: Sequence[Pass], gm: torch.fx.GraphModule) -> str:
+def program_key(decision: Decision, passes: Sequence[BasePass], gm: torch.fx.GraphModule) -> str:
     """A hash of all that shapes a program besides its graph and Inductor's configuration, which Inductor hashes.
 
     That is the decision with its pipeline, the source of this package and of passes from elsewhere, the version of
     torch, the device, and the declarations of the operators that ``gm`` calls: their defaults are in the program.
     """
-    sources = (
-        version.package_digest(version.PACKAGE),
-        *(_source(cls) for item in passes for cls in type(item).__mro__),
-    )
+    digests = (version.package_digest(version.PACKAGE), *sources(passes))
     device = torch.cuda.get_device_name() if decision.device == "cuda" else decision.device
     graphs = (module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule))
     called = (
         each for graph in graphs for node in graph.nodes for each in (node.target, *node.args, *node.kwargs.values())
     )
     operators = (compat.declaration(each) for each in called if isinstance(each, compat.OpOverload))
-    parts = (version.__version__, torch.__version__, device, decision.digest(), *sources, *operators)
+    parts = (version.__version__, torch.__version__, device, decision.digest(), *digests, *operators)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-@functools.cache
-def _source(cls: type) -> str:
-    """A hash of the module of a class from outside of this package, whose helpers count too. A class without a file
-    (from a notebook) is another one in each process."""
-    if cls is object or cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
-        return ""
-    path = Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
-    return version.digest(path) if path.is_file() else secrets.token_hex()
 
 
 def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[int]]:

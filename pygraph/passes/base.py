@@ -1,6 +1,6 @@
-"""A pass: a frozen dataclass with a contract, run on a graph within a context, returning what it did.
+"""A pass: a frozen dataclass with a contract.
 
-A plain function of a graph and a context is a pass, too (``as_pass``).
+It runs on a graph, or on a launch program. A plain function of a graph and a context is a pass, too (``as_pass``).
 """
 
 from __future__ import annotations
@@ -9,25 +9,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from pygraph.errors import OptionError
 from pygraph.ir import HOST, DeviceModel, Graph, Stage
+from pygraph.program.program import Program
 
-__all__ = ["Pass", "PassContext", "PassFunction", "PassResult", "as_pass"]
+__all__ = ["BasePass", "LaunchPass", "Pass", "PassContext", "PassFunction", "PassResult", "as_pass"]
 
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """Facts that passes may use beside the graph.
+    """Facts that passes may use beside the graph or the program.
 
     Args:
         device: the kind of device whose work is captured: ``cuda``, or ``cpu`` for the host driver
         model: rates and overheads of that device
+        order: the order of launches that is asked for: ``program``, as captured, or by ``dependences``
     """
 
     device: str = "cpu"
     model: DeviceModel = HOST
+    order: str = "dependences"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +38,56 @@ class PassResult:
     """The result of a pass.
 
     Args:
-        modified: the printed graph differs from that before
+        modified: the printed graph, or program, differs from that before
         notes: sentences for the report
+        program: what a launch pass made of its program; None: that is unchanged
     """
 
     modified: bool
     notes: tuple[str, ...] = ()
+    program: Program | None = None
 
 
 @dataclass(frozen=True)
-class Pass(ABC):
+class BasePass(ABC):
     """Base of all passes. Subclasses are frozen dataclasses whose fields are their options.
 
     Attributes:
         name: the name in pipeline text, kebab-case
-        requires: the stage that a graph must have reached, checked on the input
-        ensures: the stage that the result is verified at; None when the stage stays what it was
-        keeps_meaning: the graph computes what it did; ``check="full"`` holds the pass to it
+        ensures: the stage that a resulting graph is verified at; None when the stage stays what it was
     """
 
     name: ClassVar[str]
-    requires: ClassVar[Stage] = Stage.LIFTED
     ensures: ClassVar[Stage | None] = None
+
+    @abstractmethod
+    def run(self, subject: Any, ctx: PassContext, /) -> PassResult:
+        """Transform ``subject``, a graph or a launch program."""
+
+
+@dataclass(frozen=True)
+class LaunchPass(BasePass):
+    """Base of passes over launch programs. Programs are immutable, and whole: order, layout and steps hold together."""
+
+    @abstractmethod
+    def run(self, program: Program, ctx: PassContext, /) -> PassResult:
+        """The result has the program that ``program`` becomes."""
+
+
+@dataclass(frozen=True)
+class Pass(BasePass):
+    """Base of passes over graphs.
+
+    Attributes:
+        requires: the stage that a graph must have reached, checked on the input
+        keeps_meaning: the graph computes what it did; ``check="full"`` holds the pass to it
+    """
+
+    requires: ClassVar[Stage] = Stage.LIFTED
     keeps_meaning: ClassVar[bool] = True
 
     @abstractmethod
-    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+    def run(self, graph: Graph, ctx: PassContext, /) -> PassResult:
         """Transform or annotate ``graph`` in place."""
 
 

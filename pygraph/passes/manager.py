@@ -1,9 +1,11 @@
-"""The pass manager: runs a pipeline over a graph, holds each pass to its contract, and says where it broke.
+"""The pass manager: runs a pipeline over a graph or a launch program, holds each pass to its contract, and says where
+it broke.
 
     set back to what the pass requires ─ run ─ verify at what it ensures ─ record, dump, print
                                           └─ raised or broke its contract: PassError, and a reproducer
 
-A reproducer is one ``.pgir`` file: the graph before the pass and, in leading comments, what runs the pass again.
+A reproducer is one ``.pgir`` file: the graph or program before the pass and, in leading comments, what runs the pass
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from pygraph.errors import OptionError, PassError, PygraphError
 from pygraph.ir import (
@@ -36,8 +38,10 @@ from pygraph.ir import (
     Stage,
     verify,
 )
-from pygraph.passes.base import Pass, PassContext, PassFunction, PassResult, as_pass
+from pygraph.passes.base import BasePass, Pass, PassContext, PassFunction, PassResult, as_pass
 from pygraph.passes.pipeline import is_built_in, nearest, parse_pipeline, print_pass, print_pipeline
+from pygraph.program.dependences import check
+from pygraph.program.program import Program, check_program
 
 __all__ = [
     "DEFAULT_PIPELINE",
@@ -54,10 +58,12 @@ Check: TypeAlias = Literal["off", "result", "full"]
 """How passes are checked: not at all; the verifier on each result; and what they say of themselves too: ``modified``
 against the printed graph, ``keeps_meaning`` by running the graphs before and after."""
 
-Pipeline: TypeAlias = "str | Sequence[Pass | PassFunction | str]"
+Pipeline: TypeAlias = "str | Sequence[BasePass | PassFunction | str]"
 """A pipeline as users give it: text, or passes, functions and texts in a sequence."""
 
 DEFAULT_PIPELINE = "legality,placement,partitioning,indirection,selection"
+
+Subject = TypeVar("Subject", Graph, Program)
 
 _log = logging.getLogger("pygraph")
 
@@ -69,15 +75,15 @@ class PassRecord:
     Args:
         name: the name in pipeline text
         text: the name with all options that are not at their default
-        stage: the stage of the graph afterwards
+        stage: the stage of the graph afterwards; None: it ran over a launch program
         time_ms: wall time, ms, checks not counted
-        modified: the printed graph differs from that before
+        modified: the printed graph, or program, differs from that before
         notes: sentences for the report
     """
 
     name: str
     text: str
-    stage: Stage
+    stage: Stage | None
     time_ms: float
     modified: bool
     notes: tuple[str, ...]
@@ -92,12 +98,14 @@ class PipelineResult:
         skipped: the text of those that a bisect limit kept from running
         user_changes: the names of passes that are not PyGraph's own and changed the graph
         user_regions: such a pass drew the regions, or selected among them
+        program: what became of a launch program; None for a graph, which passes change in place
     """
 
     passes: tuple[PassRecord, ...]
     skipped: tuple[str, ...] = ()
     user_changes: tuple[str, ...] = ()
     user_regions: bool = False
+    program: Program | None = None
 
     @property
     def time_ms(self) -> float:
@@ -106,7 +114,7 @@ class PipelineResult:
 
 
 class PassManager:
-    """Runs ``pipeline`` over graphs, one ``run`` independent of the other.
+    """Runs ``pipeline`` over graphs, or over launch programs, one ``run`` independent of the other.
 
     Raises ParseError or OptionError for a pipeline that cannot be read or printed.
 
@@ -146,73 +154,78 @@ class PassManager:
                 hint = nearest(name, dict.fromkeys(known))
                 raise OptionError(f"cannot print around '{name}': it is not in the pipeline{hint}")
 
-    def check_order(self, stage: Stage = Stage.LIFTED) -> None:
-        """Raise OptionError if a graph at ``stage`` cannot run through the pipeline."""
+    def check_order(self, stage: Stage | None = Stage.LIFTED) -> None:
+        """Raise OptionError if a graph at ``stage``, or if that is None a launch program, cannot run through the
+        pipeline."""
         for item in self.passes:
             unreached = _unreached(item, stage)
             if unreached:
                 raise OptionError(f"pass '{item.name}' cannot run where the pipeline has it: {unreached}")
             stage = item.ensures or stage
 
-    def run(self, graph: Graph, ctx: PassContext | None = None) -> PipelineResult:
-        """Run the pipeline on ``graph`` in place.
+    def run(self, subject: Graph | Program, ctx: PassContext | None = None) -> PipelineResult:
+        """Run the pipeline on ``subject``: on a graph in place; what becomes of a launch program is in the result.
 
-        Raises PassError when a pass raises or breaks its contract; the graph is then of no further use.
+        Raises PassError when a pass raises or breaks its contract; a graph is then of no further use.
         """
         records: list[PassRecord] = []
         changes: list[str] = []
         drawn = False
-        self._dump(f"00-{graph.stage.value}", graph)
+        self._dump(f"00-{_stage_name(subject)}", subject)
         for number, item in enumerate(self.passes[: self.bisect_limit], 1):
-            self._print("before", number, item, graph)
-            before = None if is_built_in(item) else _regions(graph)
-            records.append(self._step(number, item, graph, ctx or PassContext(), records))
+            self._print("before", number, item, subject)
+            before = None if is_built_in(item) else _regions(subject)
+            subject, record = self._step(number, item, subject, ctx or PassContext(), records)
+            records.append(record)
             if before is None:
                 drawn &= item.ensures is not Stage.PARTITIONED
             else:
-                changes += [item.name] * records[-1].modified
-                drawn |= before != _regions(graph)
-            self._dump(f"{number:02}-{item.name}", graph)
-            self._print("after", number, item, graph)
+                changes += [item.name] * record.modified
+                drawn |= before != _regions(subject)
+            self._dump(f"{number:02}-{item.name}", subject)
+            self._print("after", number, item, subject)
         skipped = tuple(print_pass(item) for item in self.passes[len(records) :])
         if skipped:
-            _log.warning("the bisect limit keeps %s from running on %s", ", ".join(skipped), graph.name)
-        return PipelineResult(tuple(records), skipped, tuple(changes), drawn)
+            _log.warning("the bisect limit keeps %s from running on %s", ", ".join(skipped), subject.name)
+        program = subject if isinstance(subject, Program) else None
+        return PipelineResult(tuple(records), skipped, tuple(changes), drawn, program)
 
     def _step(
-        self, number: int, item: Pass, graph: Graph, ctx: PassContext, records: Sequence[PassRecord]
-    ) -> PassRecord:
-        text, stage = print_pass(item), graph.stage.value
+        self, number: int, item: BasePass, subject: Any, ctx: PassContext, records: Sequence[PassRecord]
+    ) -> tuple[Any, PassRecord]:
+        text, stage = print_pass(item), _stage_name(subject)
         ran = tuple(record.name for record in records)
-        unreached = _unreached(item, graph.stage)
+        unreached = _unreached(item, getattr(subject, "stage", None))
         if unreached:
             raise PassError(unreached, pass_name=item.name, stage=stage, passes_run=ran)
-        before = graph.clone()
+        before = _copy(subject)
         try:
-            if item.ensures is not None:
-                _set_back(graph, max(item.requires, item.ensures, key=list(Stage).index))
-            printed = str(graph) if self.check == "full" else ""
+            if isinstance(item, Pass) and item.ensures is not None:
+                _set_back(subject, max(item.requires, item.ensures, key=list(Stage).index))
+            printed = str(subject) if self.check == "full" else ""
             start = time.perf_counter()
-            result = item.run(graph, ctx)
+            result = item.run(subject, ctx)
             time_ms = (time.perf_counter() - start) * 1e3
             if not isinstance(result, PassResult):
                 raise PygraphError(f"run() must return a PassResult, not {type(result).__name__}")
-            if self.check == "full" and result.modified != (printed != str(graph)):
+            subject = result.program or subject
+            if self.check == "full" and result.modified != (printed != str(subject)):
                 said, did = ("modified", "the same") if result.modified else ("not modified", "different")
-                raise PygraphError(f"it says that the graph was {said}, and the printed graph is {did}")
-            if item.ensures is not None:
-                _set_back(graph, item.ensures)
-                graph.stage = item.ensures
+                kind = _kind(subject)
+                raise PygraphError(f"it says that the {kind} was {said}, and the printed {kind} is {did}")
+            if isinstance(item, Pass) and item.ensures is not None:
+                _set_back(subject, item.ensures)
+                subject.stage = item.ensures
             if self.check != "off":
-                verify(graph)
-            notes = _held_to_meaning(item, before, graph) if self.check == "full" else ()
+                verify_subject(subject)
+            notes = _held_to_meaning(item, before, subject) if self.check == "full" else ()
         except Exception as error:  # a pass is anybody's code; raised again with the place where it failed
             reason = str(error) if isinstance(error, PygraphError) else f"{type(error).__name__}: {error}"
             node = getattr(error, "node", None)
             failure = PassError(
                 reason,
                 pass_name=item.name,
-                stage=graph.stage.value,
+                stage=_stage_name(subject),
                 node=None if node is None else str(getattr(node, "name", node)),
                 passes_run=ran,
                 reproducer=_write(
@@ -222,37 +235,65 @@ class PassManager:
             )
             # Dynamo shows the traceback of what is raised, without its cause.
             raise failure.with_traceback(error.__traceback__ and error.__traceback__.tb_next) from error
-        record = PassRecord(item.name, text, graph.stage, time_ms, result.modified, (*result.notes, *notes))
-        _log.debug("%s: %s took %.2f ms; %s", graph.name, text, time_ms, "; ".join(record.notes) or "no notes")
-        return record
+        stage_after, notes = getattr(subject, "stage", None), (*result.notes, *notes)
+        record = PassRecord(item.name, text, stage_after, time_ms, result.modified, notes)
+        _log.debug("%s: %s took %.2f ms; %s", subject.name, text, time_ms, "; ".join(notes) or "no notes")
+        return subject, record
 
-    def _dump(self, name: str, graph: Graph) -> None:
+    def _dump(self, name: str, subject: Graph | Program) -> None:
         if self.dump_dir is not None:
-            _write(self.dump_dir, name, graph)
+            _write(self.dump_dir, name, subject)
 
-    def _print(self, when: str, number: int, item: Pass, graph: Graph) -> None:
+    def _print(self, when: str, number: int, item: BasePass, subject: Graph | Program) -> None:
         if "all" in self._printed[when] or item.name in self._printed[when]:
-            print(f"// {when} {number}: {print_pass(item)}\n{str(graph).rstrip()}", file=sys.stderr)
+            print(f"// {when} {number}: {print_pass(item)}\n{str(subject).rstrip()}", file=sys.stderr)
 
 
-def _unreached(item: Pass, stage: Stage) -> str:
-    """Why a pass does not run on a graph at ``stage``; empty if it does."""
+def _kind(subject: Graph | Program) -> str:
+    return "graph" if isinstance(subject, Graph) else "launch program"
+
+
+def _stage_name(subject: Graph | Program) -> str:
+    return subject.stage.value if isinstance(subject, Graph) else "program"
+
+
+def _copy(subject: Any) -> Any:
+    """``subject`` as it is, whatever passes do."""
+    return subject.clone() if isinstance(subject, Graph) else subject
+
+
+def verify_subject(subject: Graph | Program) -> None:
+    """Raise a PygraphError if the graph or program breaks a rule."""
+    if isinstance(subject, Graph):
+        verify(subject)
+    else:
+        check_program(subject)
+        if subject.order is not None:
+            check(subject, [(earlier, later) for later, waited in enumerate(subject.order.edges) for earlier in waited])
+
+
+def _unreached(item: BasePass, stage: Stage | None) -> str:
+    """Why a pass does not run on a graph at ``stage``, or if that is None on a launch program; empty if it does."""
+    if not isinstance(item, Pass) or stage is None:
+        wanted, found = ("graph" if each else "launch program" for each in (isinstance(item, Pass), stage))
+        return "" if wanted == found else f"it runs on a {wanted}, and this is a {found}"
     if stage.reached(item.requires):
         return ""
-    leading = [one.name for one in parse_pipeline(DEFAULT_PIPELINE) if one.ensures is item.requires]
+    default = parse_pipeline(DEFAULT_PIPELINE)
+    leading = [one.name for one in default if one.ensures is item.requires]
     needed = f"it requires a graph at stage {item.requires.value}, and this one is at {stage.value}"
     return needed + (f"; {leading[0]} gets it there" if leading else "")
 
 
-def _resolve(pipeline: Pipeline) -> tuple[Pass, ...]:
+def _resolve(pipeline: Pipeline) -> tuple[BasePass, ...]:
     """The passes of a pipeline in any of its forms. Raises ParseError or OptionError."""
     if isinstance(pipeline, str):
         return parse_pipeline(pipeline)
-    passes: list[Pass] = []
+    passes: list[BasePass] = []
     for item in pipeline:
         if isinstance(item, str):
             passes += parse_pipeline(item)
-        elif isinstance(item, Pass):
+        elif isinstance(item, BasePass):
             passes.append(item)
         elif callable(item) and not isinstance(item, type):
             passes.append(as_pass(item)())
@@ -262,23 +303,24 @@ def _resolve(pipeline: Pipeline) -> tuple[Pass, ...]:
 
 
 def bisect(
-    pipeline: Pipeline, graph: Graph, good: Callable[[Graph], bool], ctx: PassContext | None = None
-) -> tuple[int, Pass, Graph] | None:
+    pipeline: Pipeline, subject: Subject, good: Callable[[Subject], bool], ctx: PassContext | None = None
+) -> tuple[int, BasePass, Subject] | None:
     """The first pass after which ``good`` no longer holds (or which raises): its place in the pipeline, counted from 1,
-    the pass itself, and the graph before it.
+    the pass itself, and the graph or launch program before it.
 
-    None when every pass leaves a good graph; ``graph`` itself is not changed. Raises ValueError when ``graph`` is not
+    None when every pass leaves a good one; ``subject`` itself is not changed. Raises ValueError when ``subject`` is not
     good to begin with.
     """
-    if not good(graph):
-        raise ValueError("the graph is not good before the first pass")
-    current = graph.clone()
+    if not good(subject):
+        raise ValueError(f"the {_kind(subject)} is not good before the first pass")
+    current: Any = _copy(subject)
     for number, item in enumerate(_resolve(pipeline), 1):
-        before = current.clone()
+        before = _copy(current)
         try:
-            PassManager([item]).run(current, ctx)
+            ran = PassManager([item]).run(current, ctx)
         except PassError:
             return number, item, before
+        current = ran.program or current
         if not good(current):
             return number, item, before
     return None
@@ -302,8 +344,10 @@ def register_comparison(compare: Comparison) -> None:
     _comparisons.append(compare)
 
 
-def _held_to_meaning(item: Pass, before: Graph, after: Graph) -> tuple[str, ...]:
-    """Compare the graphs, unless the pass did not touch operators. Returns a note where they were not compared."""
+def _held_to_meaning(item: BasePass, before: Any, after: Any) -> tuple[str, ...]:
+    """Compare graphs, unless the pass did not touch operators. Returns a note where they were not compared."""
+    if not isinstance(item, Pass):
+        return ()
     first, then = (
         [(node.name, f"{node.op} {node.args} {node.attrs}") for node in each.nodes] for each in (before, after)
     )
@@ -318,8 +362,10 @@ def _held_to_meaning(item: Pass, before: Graph, after: Graph) -> tuple[str, ...]
 # -- stages ------------------------------------------------------------------------------------------------------------
 
 
-def _regions(graph: Graph) -> tuple[object, object]:
-    """Which nodes are in which region, and which regions are selected."""
+def _regions(graph: Graph | Program) -> tuple[object, object]:
+    """Which nodes of a graph are in which region, and which regions are selected."""
+    if isinstance(graph, Program):
+        return (), ()
     members = {node.name: node.meta.get(REGION) for node in graph.nodes if REGION in node.meta}
     return members, {index: region.meta.get(SELECTED) for index, region in graph.regions.items()}
 
@@ -362,15 +408,18 @@ def _header(pipeline: str, ctx: PassContext, error: str) -> dict[str, str]:
         "pipeline": pipeline,
         "device": ctx.device,
         "model": json.dumps(asdict(ctx.model)),
+        "order": ctx.order,
         "error": " ".join(error.split()),
     }
 
 
-def _write(folder: Path | None, name: str, graph: Graph, header: Mapping[str, str] | None = None) -> str | None:
-    """The path of a file with the text of ``graph``, in ``folder`` or a temporary one; None after a warning."""
+def _write(
+    folder: Path | None, name: str, subject: Graph | Program, header: Mapping[str, str] | None = None
+) -> str | None:
+    """The path of a file with the text of ``subject``, in ``folder`` or a temporary one; None after a warning."""
     try:
         comments = "".join(f"// {key}: {value}\n" for key, value in (header or {}).items() if value)
-        text = comments + str(graph)
+        text = comments + str(subject)
         path = (folder or temporary_folder(os.getpid())) / f"{name}.pgir"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -406,5 +455,5 @@ def read_header(text: str) -> tuple[str | None, PassContext | None]:
             model = DeviceModel.from_json(json.loads(found["model"])) if "model" in found else known
         except RecursionError as error:
             raise ValueError("brackets are nested too deep") from error
-        ctx = PassContext(found["device"], model)
+        ctx = PassContext(found["device"], model, found.get("order", PassContext().order))
     return found.get("pipeline"), ctx

@@ -13,20 +13,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib
 import logging
 import math
 import re
+import secrets
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pygraph.errors import OptionError
-from pygraph.passes.base import Pass, PassFunction, as_pass
+from pygraph.passes.base import BasePass, LaunchPass, Pass, PassFunction, as_pass
 from pygraph.text.reader import Lexeme, Reader, tokens
 from pygraph.text.words import quote, unquote
+from pygraph.version import digest
 
 __all__ = [
     "BUILT_IN",
@@ -40,9 +45,10 @@ __all__ = [
     "print_pass",
     "print_pipeline",
     "register",
+    "sources",
 ]
 
-P = TypeVar("P", bound="type[Pass] | PassFunction")
+P = TypeVar("P", bound="type[BasePass] | PassFunction")
 T = TypeVar("T")
 
 OptionValue: TypeAlias = "int | float | bool | str | tuple[OptionValue, ...] | None"
@@ -75,13 +81,13 @@ class _Parser(Reader):
     )
     names: ClassVar = {"word": "a name", "number": "a value"}
 
-    def pipeline(self, lookup: Callable[[str], type[Pass]]) -> tuple[Pass, ...]:
+    def pipeline(self, lookup: Callable[[str], type[BasePass]]) -> tuple[BasePass, ...]:
         passes = [] if self.next.kind == "end" else [self._pass(lookup)]
         while passes and self.accept(","):
             passes.append(self._pass(lookup))
         return tuple(passes) if self.next.kind == "end" else self.refuse("','")
 
-    def _pass(self, lookup: Callable[[str], type[Pass]]) -> Pass:
+    def _pass(self, lookup: Callable[[str], type[BasePass]]) -> BasePass:
         name = self.kind("word")
         try:
             cls = lookup(name.text)
@@ -95,7 +101,7 @@ class _Parser(Reader):
         except (TypeError, ValueError) as error:  # a missing option, or a value that __post_init__ rejects
             raise self._refused(f"pass '{name.text}': {error}", name) from error
 
-    def _option(self, cls: type[Pass], options: dict[str, OptionValue]) -> None:
+    def _option(self, cls: type[BasePass], options: dict[str, OptionValue]) -> None:
         word = self.kind("word")
         self.expect("=")
         start, value = self.next, self._value()
@@ -150,12 +156,12 @@ def _fit(value: OptionValue, wanted: Any) -> Any:
 # -- passes to text ----------------------------------------------------------------------------------------------------
 
 
-def print_pipeline(passes: Iterable[Pass]) -> str:
+def print_pipeline(passes: Iterable[BasePass]) -> str:
     """The canonical text of ``passes``, which parses back to them. Raises OptionError for a value without text."""
     return ",".join(print_pass(item) for item in passes)
 
 
-def print_pass(item: Pass) -> str:
+def print_pass(item: BasePass) -> str:
     """The canonical text of one pass: fields at their default are left out."""
     options: list[str] = []
     for field in dataclasses.fields(item):
@@ -185,7 +191,7 @@ def _print_value(value: object) -> str:
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
-def option_texts(cls: type[Pass]) -> Iterator[tuple[str, str, str | None]]:
+def option_texts(cls: type[BasePass]) -> Iterator[tuple[str, str, str | None]]:
     """Name, type and default of each option as users read them; the default is None where a value must be given."""
     wanted = _option_types(cls)
     for field in dataclasses.fields(cls):
@@ -199,7 +205,7 @@ def _option_name(field: str) -> str:
     return field.replace("_", "-")
 
 
-def _option_types(cls: type[Pass]) -> dict[str, Any]:
+def _option_types(cls: type[BasePass]) -> dict[str, Any]:
     """The types of the options of ``cls`` by field name, in order of declaration."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
@@ -237,8 +243,11 @@ BUILT_IN = {
     "partitioning": "pygraph.passes.partitioning:Partitioning",
     "indirection": "pygraph.passes.indirection:Indirection",
     "selection": "pygraph.passes.selection:Selection",
+    "order": "pygraph.passes.launches:Order",
+    "layout": "pygraph.passes.launches:Layout",
+    "segments": "pygraph.passes.launches:Segments",
 }
-"""The passes of PyGraph itself."""
+"""The passes of PyGraph itself, over graphs and over launch programs."""
 
 
 _OWN = "(a pass of yours is known once its module is imported: pygraph opt --load MODULE)"
@@ -249,7 +258,7 @@ class Registry:
 
     def __init__(self, points: Iterable[EntryPoint] | None = None) -> None:
         self._points = points
-        self._classes: dict[str, type[Pass]] = {}
+        self._classes: dict[str, type[BasePass]] = {}
 
     @cached_property
     def _paths(self) -> dict[str, list[str]]:
@@ -284,7 +293,7 @@ class Registry:
         """Every known name: built-in passes in pipeline order, then others by name."""
         return (*BUILT_IN, *sorted(self._paths.keys() - BUILT_IN.keys()))
 
-    def lookup(self, name: str) -> type[Pass]:
+    def lookup(self, name: str) -> type[BasePass]:
         """The class called ``name``. Raises OptionError when there is none, several, or it does not load."""
         if name not in self._classes:
             paths = self._paths.get(name)
@@ -296,7 +305,7 @@ class Registry:
         return self._classes[name]
 
 
-def _load(name: str, path: str) -> type[Pass]:
+def _load(name: str, path: str) -> type[BasePass]:
     module, _, attribute = path.partition(":")
     try:
         cls = getattr(importlib.import_module(module), attribute)
@@ -312,8 +321,8 @@ def _load(name: str, path: str) -> type[Pass]:
 
 def _problem_of(cls: Any) -> str | None:
     """Why ``cls`` cannot be used as a pass, or None."""
-    if not (isinstance(cls, type) and issubclass(cls, Pass)):
-        return f"{cls!r} is no subclass of pygraph.passes.Pass"
+    if not (isinstance(cls, type) and issubclass(cls, Pass | LaunchPass)):
+        return f"{cls!r} is no subclass of pygraph.passes.Pass or LaunchPass"
     params = cls.__dict__.get("__dataclass_params__")
     if params is None or not params.frozen:
         return f"{path_of(cls)} is no frozen dataclass"
@@ -333,9 +342,23 @@ def path_of(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def is_built_in(item: Pass) -> bool:
+def is_built_in(item: BasePass) -> bool:
     """True if a pass is PyGraph's own."""
     return BUILT_IN.get(item.name) == path_of(type(item))
+
+
+def sources(passes: Iterable[BasePass]) -> Iterator[str]:
+    """Hashes of the modules of passes from outside of this package, whose helpers count too. A class without a file
+    (from a notebook) is another one in each process."""
+    return (_source(cls) for item in passes for cls in type(item).__mro__)
+
+
+@functools.cache
+def _source(cls: type) -> str:
+    if cls is object or cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return ""
+    path = Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
+    return digest(path) if path.is_file() else secrets.token_hex()
 
 
 default_registry = Registry()
@@ -345,7 +368,9 @@ register = default_registry.register
 """Make a pass, or a function of a graph and a context, known to every pipeline of this process; also a decorator."""
 
 
-def parse_pipeline(text: str, source: str = "<pipeline>", registry: Registry = default_registry) -> tuple[Pass, ...]:
+def parse_pipeline(
+    text: str, source: str = "<pipeline>", registry: Registry = default_registry
+) -> tuple[BasePass, ...]:
     """The passes that ``text`` names, with their options.
 
     Raises ParseError for malformed text, OptionError for a name that does not exist or a value of the wrong type;

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from pygraph.program.dependences import in_lanes, order_of
 from pygraph.program.layout import Lifetime, apart, lifetimes, own_storage, pack
-from pygraph.program.program import GraphSegment, Program, Slot
+from pygraph.program.order import Order
+from pygraph.program.program import GraphSegment, Layout, Program, Slot
 from pygraph.program.recording import Recording
 from pygraph.program.steps import WORTHWHILE, cut, uncut, with_steps
 
@@ -28,6 +29,7 @@ __all__ = [
     "DefaultPasses",
     "LaunchPasses",
     "as_captured",
+    "in_order",
     "ordered",
     "placed",
     "segmented",
@@ -55,11 +57,16 @@ class LaunchPasses(Protocol):
 
 
 def as_captured(recording: Recording, slots: tuple[Slot, ...], **facts: Any) -> Program:
-    """The program of a capture before any decision: no two intermediates share a byte, and all launches between two
-    eager calls are a segment. ``facts`` are further fields."""
-    fresh = own_storage(recording, slots)
-    lives = lifetimes(recording, slots, fresh)
-    return uncut(Program(recording, slots, apart(lives, recording.alignment, fresh), **facts), lives)
+    """The program of a capture before any decision. ``facts`` are further fields."""
+    return in_order(Program(recording, slots, Layout(0, {}, own_storage(recording, slots)), **facts), None)
+
+
+def in_order(program: Program, order: Order | None) -> Program:
+    """``program`` in ``order`` (None: as captured), before any other decision: no two intermediates share a byte, and
+    all launches between two eager calls are a segment."""
+    fresh, alignment = program.layout.fresh, program.recording.alignment
+    lives = lifetimes(program.recording, program.slots, fresh, order)
+    return uncut(replace(program, order=order, layout=apart(lives, alignment, fresh)), lives)
 
 
 def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple[Program, str]:
@@ -67,8 +74,7 @@ def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple
     that they depend on, in a few lanes, and fewer where that takes more memory than the peak, ``memory`` times that,
     and WORTHWHILE. As captured, where nothing runs side by side."""
     recording, slots = program.recording, program.slots
-    captured = program if program.order is None else as_captured(recording, slots)
-    captured = replace(program, order=None, layout=captured.layout, steps=captured.steps)
+    captured = program if program.order is None else in_order(program, None)
     if order == "program":
         return captured, "as captured"
     limit = cut(*_packed(captured)).held * (1 + memory) + WORTHWHILE

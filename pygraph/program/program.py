@@ -113,6 +113,11 @@ class Program:
     order: Order | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
 
+    def __str__(self) -> str:
+        from pygraph.program.text import print_program  # which knows programs
+
+        return print_program(self)
+
     @property
     def calls(self) -> tuple[Launch, ...]:
         """The launches that are eager calls."""

@@ -107,6 +107,8 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     if record.longest_path:
         launches = plural(record.launches, "launch", "launches")
         yield f"order: the longest path of dependences has {record.longest_path} of {launches}"
+    if record.passes:
+        yield f"launch passes: {'; '.join(record.passes)}"
     if record.timeline:
         lanes = plural(1 + max(lane for _, lane, _ in record.timeline), "lane")
         length = 1 + max(start for *_, start in record.timeline)

@@ -144,6 +144,11 @@ _GROUPS = {
         Lasting.SIZES, "another rank did not replay the call", "see how ranks differ with pygraph explain"
     ),
     "unverified": Reason(Lasting.SIZES, "a replay could not be compared in this call", "nothing is needed"),
+    "pass-failed": Reason(
+        Lasting.SIZES,
+        "a launch pass raised, or made a program that breaks a rule",
+        "run the reproducer that the message names, with pygraph opt",
+    ),
     CLOSED: Reason(Lasting.REGION, "the region is closed", "nothing is needed"),
     "invalid-program unordered-launches foreign-recording already-instantiated": _MISTAKE,
 }

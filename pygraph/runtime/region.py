@@ -107,8 +107,9 @@ class RegionRecord:
     bodies of operators written in Python ran for captures and comparisons. ``refusals`` holds the first of each reason.
     ``ledger``: what captures cost and replays saved; None where captures need not pay. ``orders`` are the decisions on
     the order of launches; ``contests`` variants still wait for one.
-    ``longest_path``: of launches of the last capture that depend on each other (0: nobody asked); ``timeline``: of the
-    last one that ran side by side. ``events``: how often something else happened, by kind, and by kind and reason."""
+    ``passes``: notes of the launch passes on the last capture. ``longest_path``: of its launches that depend on each
+    other (0: nobody asked); ``timeline``: of the last one that ran side by side. ``events``: how often something else
+    happened, by kind, and by kind and reason."""
 
     name: str
     state: State = State.COLD
@@ -128,6 +129,7 @@ class RegionRecord:
     ledger: Ledger | None = None
     orders: list[Decision] = field(default_factory=list)
     contests: int = 0
+    passes: tuple[str, ...] = ()
     longest_path: int = 0
     timeline: tuple[tuple[str, int, int], ...] = ()
     events: Counter[str] = field(default_factory=Counter)
@@ -659,7 +661,7 @@ class Region:
             self._note(refusal)
             self._prefer(variant)
             return verdict.outputs
-        self.record.timeline = timeline(made.program)
+        self._show(made.program)
         if variant.known_order is None:
             variant.contest = contest
             self._prefer(variant)
@@ -772,7 +774,7 @@ class Region:
         if called is None or self._left:  # another thread has closed the region, or is about to
             variant.release()
         elif contest is not None:
-            self.record.timeline = timeline(made.program)
+            self._show(made.program)
         else:
             variant.joined = True
             self._tell(variant, made.program)
@@ -861,7 +863,7 @@ class Region:
         record.captures += 1
         record.slots, record.launches = len(program.slots), len(program.recording.launches)
         record.workspace_bytes = program.layout.nbytes
-        record.timeline = timeline(program) or record.timeline
+        self._show(program)
         steps = program.steps
         record.segments = sum(isinstance(step, GraphSegment) for step in steps)
         called = Counter((step.call.name, step.origin.loc) for step in steps if isinstance(step, EagerStep))
@@ -869,6 +871,10 @@ class Region:
         if self._on_capture is not None:
             self._on_capture(program)
         self._journal.captured(self._sizes(variant), self._duration_us, program.layout.nbytes)
+
+    def _show(self, program: Program) -> None:
+        """Have reports show what launch passes made of ``program``, and how it runs side by side."""
+        self.record.passes, self.record.timeline = program.notes, timeline(program) or self.record.timeline
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured, for a while or for good. A replay that was wrong, or failures alone, end the

@@ -26,7 +26,6 @@ from pygraph import compat
 from pygraph.backend import driver_for
 from pygraph.errors import CaptureError, first_line
 from pygraph.frontend.location import GraphOrigin, location_of_code
-from pygraph.program.default import DefaultPasses
 from pygraph.report.model import STEP, GraphReport, RegionReport, open_report
 from pygraph.runtime.critical import capturing
 from pygraph.runtime.provenance import Refusal
@@ -481,7 +480,7 @@ class CapturedStep:
                 max_captures=1,
                 verify_every=settings.verify_every,
                 order=settings.order,
-                launch_passes=DefaultPasses(settings.order_memory),
+                launch_passes=settings.launches(),
             ),
             held=range(len(tensors)),
             origins=origins,

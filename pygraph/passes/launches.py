@@ -1,0 +1,95 @@
+"""Passes over launch programs: their order, where intermediates lie, where segments end.
+
+    captured launches ──► order ──► layout ──► segments ──► what a driver replays
+
+The decisions themselves are functions of ``pygraph.program.default``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from pygraph.errors import CaptureError, PassError
+from pygraph.ir import HOST, MODELS
+from pygraph.passes.base import LaunchPass, PassContext, PassResult
+from pygraph.passes.manager import PassManager
+from pygraph.passes.pipeline import sources
+from pygraph.program.default import ORDER_MEMORY, ordered, placed, segmented
+from pygraph.program.program import Program
+
+__all__ = ["DEFAULT_LAUNCH_PIPELINE", "LaunchPipeline", "Layout", "Order", "Segments"]
+
+DEFAULT_LAUNCH_PIPELINE = "order,layout,segments"
+
+
+@dataclass(frozen=True)
+class Order(LaunchPass):
+    """Have launches wait for those alone that they depend on, if that order is asked for.
+
+    before:  k0 ─ k1 ─ k2 ─ k3        after:  k0 ─ k1 ─ k3
+                                              k2 ──────┘
+
+    Args:
+        memory: the part of its peak that the program may take on top, besides 32 MiB
+    """
+
+    name: ClassVar[str] = "order"
+
+    memory: float = ORDER_MEMORY
+
+    def run(self, program: Program, ctx: PassContext) -> PassResult:
+        """Reorder ``program``; the note has its lanes and its longest path."""
+        return _result(program, *ordered(program, ctx.order, self.memory))
+
+
+@dataclass(frozen=True)
+class Layout(LaunchPass):
+    """Place intermediates that are never alive together in the same bytes of the workspace."""
+
+    name: ClassVar[str] = "layout"
+
+    def run(self, program: Program, ctx: PassContext) -> PassResult:  # noqa: ARG002
+        """Place intermediates; the note has their number and bytes."""
+        return _result(program, *placed(program))
+
+
+@dataclass(frozen=True)
+class Segments(LaunchPass):
+    """Cut the program where it would hold much more memory than uncaptured."""
+
+    name: ClassVar[str] = "segments"
+
+    def run(self, program: Program, ctx: PassContext) -> PassResult:  # noqa: ARG002
+        """Draw the steps; the note has the number of segments."""
+        return _result(program, *segmented(program))
+
+
+def _result(before: Program, made: Program, note: str) -> PassResult:
+    return PassResult(made != before, (note,), made)
+
+
+@dataclass(frozen=True)
+class LaunchPipeline:
+    """A pipeline as the runtime runs it on each captured program.
+
+    Args:
+        manager: of launch passes
+    """
+
+    manager: PassManager
+
+    @property
+    def key(self) -> str:
+        """All that its decisions depend on besides the program."""
+        return " ".join((self.manager.text, *sources(self.manager.passes)))
+
+    def __call__(self, program: Program, order: str) -> Program:
+        """The program to replay, with the passes' notes. Raises CaptureError (``pass-failed``)."""
+        try:
+            device = program.recording.device
+            ran = self.manager.run(program, PassContext(device, MODELS.get(device, HOST), order))
+        except PassError as error:
+            raise CaptureError("pass-failed", str(error)) from error
+        notes = (f"{record.text}: {', '.join(record.notes)}".removesuffix(": ") for record in ran.passes)
+        return replace(ran.program or program, notes=tuple(notes))
