@@ -4,62 +4,92 @@
     entry:    take args ─ prepare on the host ─ pick ─ replay ─┬─ fetch ─ return
                                                       declined └─ the program as emitted, with the same args
 
-A replay checks its arguments and their alignment, and finds device and stream by itself. Which programs qualify is read
-off their text. What comes before the region is done again where the replay declines, so it may change no argument. It
-is not done where no replay is to be expected.
+A replay checks its arguments and their alignment, and finds device and stream by itself. A program qualifies if its
+syntax tree holds statements of known kinds alone. What comes before the region is done again where the replay declines,
+so it may change no argument. It is not done where no replay is to be expected.
 """
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from pygraph.runtime.region import Region
 
-_GUARD = "with torch.cuda._DeviceGuard("
-_TAKE = re.compile(r"(?P<names>.*) = args")
-_PICK = re.compile(r"(?P<list>\w+) = \[(?P<names>[\w, ]*)\]")
-_REGION = re.compile(r"(?P<results>.*) = self\.partitions\[0\]\((?P<list>\w+)\)")
-_CHECK = re.compile(r"(assert_size_stride|assert_alignment|torch\.cuda\.set_device|\w+ = get_raw_stream)\(.*")
-_UPLOAD = re.compile(r"\w+ = torch\.ops\.pygraph\.upload\.default\(.*")
-_KERNEL = re.compile(r"(?P<name>cpp_fused\w*)\((?P<operands>[\w, ]*)\)")
-_BUFFER = re.compile(r"(?P<name>\w+) = empty_strided_cpu\(.*")
-_ALIAS = re.compile(r"(?P<name>\w+) = (?P<of>\w+)")
-_PLAIN = re.compile(r"args\.clear\(\)|\w+ = \w+\[\d+\]")
-_COPY = re.compile(r"\w+\.copy_\(.*")
+
+class _Kind(Enum):
+    """Kinds of statements, each by an example."""
+
+    TAKE = "arg0_1, arg1_1 = args"
+    CLEAR = "args.clear()"
+    CHECK = "assert_size_stride(arg0_1, (4,), (1,))"
+    ALIAS = "buf1 = buf0"
+    ITEM = "buf3 = buf2[0]"
+    BUFFER = "buf0 = empty_strided_cpu((4,), (1,), torch.float32)"
+    KERNEL = "cpp_fused_0(arg0_1, buf0, 4)"
+    UPLOAD = "buf2 = torch.ops.pygraph.upload.default([buf1], device)"
+    DELETE = "del buf2"
+    PICK = "partition0_args = [arg1_1, buf3]"
+    REGION = "(buf5, buf6) = self.partitions[0](partition0_args)"
+    COPY = "buf7.copy_(buf6, False)"
+    RETURN = "return (reinterpret_tensor(buf5, (2, 2), (2, 1), 0), buf7, None)"
+    OTHER = ""
+
+
+_READING = (_Kind.KERNEL, _Kind.UPLOAD)
+"""Kinds that read tensors on the host."""
+
+_HARMLESS = (_Kind.TAKE, _Kind.CLEAR, _Kind.CHECK, _Kind.ITEM, _Kind.UPLOAD, _Kind.DELETE, _Kind.PICK)
+"""Kinds that write no tensor, and give none a second name."""
+
+_AFTER = (_Kind.ALIAS, _Kind.BUFFER, _Kind.CHECK, _Kind.DELETE, _Kind.COPY, _Kind.RETURN)
+"""Kinds that may follow the region: results are fetched to the host, viewed and returned."""
+
+
+_CALLS = {
+    "args.clear": _Kind.CLEAR,
+    "assert_alignment": _Kind.CHECK,
+    "assert_size_stride": _Kind.CHECK,
+    "empty_strided_cpu": _Kind.BUFFER,
+    "get_raw_stream": _Kind.CHECK,
+    "torch.cuda.set_device": _Kind.CHECK,
+    "torch.ops.pygraph.upload.default": _Kind.UPLOAD,
+}
 
 
 def entry_text(source: str) -> str | None:
     """The text of a function to enter a program by; None if its text, ``source``, does more than call one region."""
     tree = ast.parse(source)
     mains = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == "call"]
-    statements = list(_flat(mains[0].body)) if len(mains) == 1 else []
-    texts = [ast.unparse(statement) for statement in statements]
-    regions = [(i, found) for i, found in enumerate(map(_REGION.fullmatch, texts)) if found]
-    if len(regions) != 1 or not all(map(_is_after, statements[regions[0][0] + 1 :])):
+    statements = [(_kind(s), s) for s in _flat(mains[0].body)] if len(mains) == 1 else []
+    regions = [position for position, (kind, _) in enumerate(statements) if kind is _Kind.REGION]
+    if len(regions) != 1:
         return None
-    ((position, region),) = regions
-    before, after = texts[:position], texts[position + 1 :]
-    taken = next((_names(found["names"]) for found in map(_TAKE.fullmatch, before) if found), [])
-    picked = {found["list"]: _names(found["names"]) for found in map(_PICK.fullmatch, before) if found}
+    (position,) = regions
+    before, (_, region), after = statements[:position], statements[position], statements[position + 1 :]
+    if not all(kind in _AFTER for kind, _ in after) or not _change_no_argument(before, _written_operands(tree)):
+        return None
+    given, _ = _names(region, ast.Load)  # ``self`` is deeper
+    taken = [name for kind, s in before if kind is _Kind.TAKE for name in _names(s, ast.Store)]
+    picked = {_names(s, ast.Store)[0]: _names(s, ast.Load) for kind, s in before if kind is _Kind.PICK}
+    if given not in picked or not taken:
+        return None
     # A replay checks what it is given. What is read on the host is not given to it.
-    read = {name for text in before if _UPLOAD.match(text) or _KERNEL.match(text) for name in _names(text)}
-    checked = read.intersection(taken)
-    kept = [text for text in before if not _CHECK.fullmatch(text) or checked.intersection(_names(text))]
-    given = region["list"]
-    if given not in picked or not taken or not _change_no_argument(kept, _written_operands(tree)):
-        return None
+    checked = {name for kind, s in before if kind in _READING for name in _names(s, ast.Load)}.intersection(taken)
+    kept = [(kind, s) for kind, s in before if kind is not _Kind.CHECK or checked.intersection(_names(s, ast.Load))]
     held = {name for names in picked.values() for name in names}
     lines: list[str] = []
     late: list[str] = []  # deletions that wait for the replay: of what the region's arguments do not hold
-    if any(_UPLOAD.match(text) or _BUFFER.match(text) for text in kept):
+    if any(kind in (_Kind.UPLOAD, _Kind.BUFFER) for kind, _ in kept):
         lines += ["if not _ready():", "    return _program(args)"]
-    for text in kept:
-        deleted = _names(text.removeprefix("del ")) if text.startswith("del ") else []
-        lines += [f"del {name}" for name in deleted if name in held] if deleted else [text]
-        late += [f"del {name}" for name in deleted if name not in held]
+    for kind, statement in kept:
+        if kind is not _Kind.DELETE:
+            lines.append(ast.unparse(statement))
+            continue
+        for name in _names(statement, ast.Del):
+            (lines if name in held else late).append(f"del {name}")
     lines += [
         f"_outputs = _replay({given})",
         "if _outputs is None:",
@@ -68,8 +98,8 @@ def entry_text(source: str) -> str | None:
         f"    del {', '.join(dict.fromkeys([*taken, *picked[given], given]))}",
         "    return _program(args)",
         *late,
-        f"{region['results']} = _outputs",
-        *(text for text in after if not _CHECK.match(text)),
+        f"[{', '.join(_names(region, ast.Store))}] = _outputs",
+        *(ast.unparse(statement) for kind, statement in after if kind is not _Kind.CHECK),
     ]
     return "def call(args):\n" + "\n".join(f"    {line}" for line in lines)
 
@@ -85,59 +115,85 @@ def bind(text: str, namespace: Mapping[str, Any], region: Region, program: Calla
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements, with those under a device guard in its place."""
     for statement in body:
-        if isinstance(statement, ast.With) and ast.unparse(statement).startswith(_GUARD):
-            yield from _flat(statement.body)
-        else:
-            yield statement
+        match statement:
+            case ast.With([ast.withitem(ast.Call(guard))]) if ast.unparse(guard) == "torch.cuda._DeviceGuard":
+                yield from _flat(statement.body)
+            case _:
+                yield statement
 
 
-def _names(text: str) -> list[str]:
-    return re.findall(r"\w+", text)
+def _kind(statement: ast.stmt) -> _Kind:
+    match statement:
+        case ast.Assign([ast.Name()], ast.Name() | ast.Constant()):
+            return _Kind.ALIAS
+        case ast.Assign([ast.Name()], ast.Subscript(ast.Name(), ast.Constant(int()))):
+            return _Kind.ITEM
+        case ast.Assign([ast.Name()], ast.List(items)) if _are_names(items):
+            return _Kind.PICK
+        case ast.Assign([ast.Tuple(items)], ast.Name("args")) if _are_names(items):
+            return _Kind.TAKE
+        case ast.Assign([ast.Tuple(items)], ast.Call(called, [ast.Name()], [])) if _are_names(items):
+            return _Kind.REGION if ast.unparse(called) == "self.partitions[0]" else _Kind.OTHER
+        case ast.Expr(ast.Call(ast.Name(name), operands, [])) if name.startswith("cpp_fused"):
+            known = all(isinstance(operand, (ast.Name, ast.Constant)) for operand in operands)
+            return _Kind.KERNEL if known else _Kind.OTHER
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name(), "copy_"))):
+            return _Kind.COPY
+        case ast.Expr(ast.Call(called)) | ast.Assign([ast.Name()], ast.Call(called)):
+            return _CALLS.get(ast.unparse(called), _Kind.OTHER)
+        case ast.Delete(items) if _are_names(items):
+            return _Kind.DELETE
+        case ast.Return(ast.Tuple(items)) if all(map(_is_result, items)):
+            return _Kind.RETURN
+    return _Kind.OTHER
 
 
-def _change_no_argument(texts: Sequence[str], kernels: Mapping[str, Sequence[bool]]) -> bool:
-    """Whether statements are known to write nothing but what the program has allocated before in them."""
+def _is_result(item: ast.expr) -> bool:
+    """Whether a returned value is computed by nothing: a name, a constant, or a view."""
+    match item:
+        case ast.Name() | ast.Constant() | ast.Call(ast.Name("reinterpret_tensor")):
+            return True
+    return False
+
+
+def _are_names(expressions: Sequence[ast.expr]) -> bool:
+    return all(isinstance(expression, ast.Name) for expression in expressions)
+
+
+def _names(statement: ast.stmt, use: type[ast.expr_context]) -> list[str]:
+    """The names that a statement loads, stores or deletes: the less deep first, else from left to right."""
+    return [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, use)]
+
+
+def _change_no_argument(statements: Sequence[tuple[_Kind, ast.stmt]], kernels: Mapping[str, Sequence[bool]]) -> bool:
+    """Whether ``statements`` are known to write nothing but what they have allocated. ``kernels`` are those of
+    ``_written_operands``."""
     buffers: set[str] = set()
-    for text in texts:
-        alias, buffer, kernel = _ALIAS.fullmatch(text), _BUFFER.fullmatch(text), _KERNEL.fullmatch(text)
-        if buffer is not None:
-            buffers.add(buffer["name"])
-        elif alias is not None:
-            buffers.update([alias["name"]] if alias["of"] in buffers else ())
-        elif kernel is not None:
-            operands, written = _names(kernel["operands"]), kernels.get(kernel["name"], ())
-            changed = {name for name, one in zip(operands, written, strict=False) if one}
-            if len(written) != len(operands) or not changed <= buffers:
+    for kind, statement in statements:
+        match statement:
+            case ast.Assign([ast.Name(name)]) if kind is _Kind.BUFFER:
+                buffers.add(name)
+            case ast.Assign([ast.Name(name)], value) if kind is _Kind.ALIAS:
+                buffers.update([name] if isinstance(value, ast.Name) and value.id in buffers else ())
+            case ast.Expr(ast.Call(ast.Name(name), operands)) if kind is _Kind.KERNEL:
+                written = kernels.get(name, ())
+                if len(written) != len(operands):
+                    return False
+                changed = [operand for operand, one in zip(operands, written, strict=True) if one]
+                if not all(isinstance(operand, ast.Name) and operand.id in buffers for operand in changed):
+                    return False
+            case _ if kind not in _HARMLESS:
                 return False
-        elif not text.startswith("del ") and not any(
-            one.fullmatch(text) for one in (_TAKE, _PICK, _CHECK, _UPLOAD, _PLAIN)
-        ):
-            return False
     return True
-
-
-def _is_after(statement: ast.stmt) -> bool:
-    """Whether a statement may follow the region: results are fetched to the host, viewed and returned."""
-    text = ast.unparse(statement)
-    if isinstance(statement, ast.Return):
-        items = statement.value.elts if isinstance(statement.value, ast.Tuple) else [ast.Slice()]
-        return all(
-            isinstance(item, (ast.Name, ast.Constant))
-            or (isinstance(item, ast.Call) and ast.unparse(item.func) == "reinterpret_tensor")
-            for item in items
-        )
-    known = (_ALIAS, _BUFFER, _COPY, _CHECK)
-    return text.startswith("del ") or any(pattern.fullmatch(text) for pattern in known)
 
 
 def _written_operands(tree: ast.Module) -> Mapping[str, Sequence[bool]]:
     """For each C++ kernel that a module binds, which of its operands it may write: pointers that are not to const."""
-    binding = re.compile(r"(?P<name>\w+) = async_compile\.cpp_pybinding\(\[(?P<types>[^\]]*)\].*", re.DOTALL)
-    found = [binding.fullmatch(ast.unparse(node)) for node in tree.body if isinstance(node, ast.Assign)]
-    return {
-        one["name"]: [
-            each.endswith("*") and not each.startswith("const ") for each in re.findall("'(.*?)'", one["types"])
-        ]
-        for one in found
-        if one is not None
-    }
+    found: dict[str, Sequence[bool]] = {}
+    for statement in tree.body:
+        match statement:
+            case ast.Assign([ast.Name(name)], ast.Call(function, [ast.List(types), *_])):
+                declared = [each.value for each in types if isinstance(each, ast.Constant)]
+                if ast.unparse(function) == "async_compile.cpp_pybinding":
+                    found[name] = [str(t).endswith("*") and not str(t).startswith("const ") for t in declared]
+    return found

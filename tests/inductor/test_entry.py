@@ -70,7 +70,7 @@ def call(args):
     del arg3_1
     del buf1
     del buf2
-    buf5, buf6 = _outputs
+    [buf5, buf6] = _outputs
     del partition0_args
     buf7 = empty_strided_cpu((2,), (1,), torch.float32)
     buf7.copy_(buf6, False)
@@ -117,6 +117,9 @@ def test_a_program_that_may_write_an_argument_or_computes_besides_is_entered_as_
         "buf8 = torch.ops.mylib.late.default(arg0_1)",
         "u0 = arg0_1.item()",
         "arg0_1.add_(1)",
+        "assert_size_stride(arg0_1, (2, 2), (2, 1)) or arg0_1.add_(1)",
+        "buf8 = empty_strided_cpu((2,), (1,), torch.float32).copy_(arg0_1)",
+        "buf8 = torch.ops.pygraph.upload.default([arg3_1], arg0_1.device)[0].add_(1)",
         "(buf8,) = self.partitions[0](partition0_args)",
         "if arg2_1: pass",
         "for _ in range(2): pass",
