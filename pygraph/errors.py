@@ -151,5 +151,15 @@ class CaptureError(PygraphError):
         super().__init__(f"{reason}: {detail}" if detail else reason)
 
 
+class ProgramError(CaptureError):
+    """A launch program that breaks a ``rule`` of its verifier. ``launch`` is the number of the one at fault, if it is
+    a launch; ``reason`` is ``unordered-launches`` where one does not wait for another, else ``invalid-program``."""
+
+    def __init__(self, rule: str, said: str, *, launch: int | None = None) -> None:
+        self.rule = rule
+        reason = "unordered-launches" if rule == "waits" else "invalid-program"
+        super().__init__(reason, f"{rule}: {said}", launch=launch)
+
+
 class ReplayError(PygraphError):
     """A captured region that could not be replayed although its arguments matched."""

@@ -40,8 +40,8 @@ from pygraph.ir import (
 )
 from pygraph.passes.base import BasePass, Pass, PassContext, PassFunction, PassResult, as_pass
 from pygraph.passes.pipeline import is_built_in, nearest, parse_pipeline, print_pass, print_pipeline
-from pygraph.program.dependences import check
-from pygraph.program.program import Program, check_program
+from pygraph.program.program import Program
+from pygraph.program.verify import verify as verify_program
 
 __all__ = [
     "DEFAULT_PIPELINE",
@@ -267,9 +267,7 @@ def verify_subject(subject: Graph | Program) -> None:
     if isinstance(subject, Graph):
         verify(subject)
     else:
-        check_program(subject)
-        if subject.order is not None:
-            check(subject, [(earlier, later) for later, waited in enumerate(subject.order.edges) for earlier in waited])
+        verify_program(subject)
 
 
 def _unreached(item: BasePass, stage: Stage | None) -> str:

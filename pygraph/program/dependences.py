@@ -6,23 +6,20 @@
 A launch waits for earlier ones that write what it uses, and for earlier ones that use what it writes. What draws random
 numbers keeps its order, as does what talks to other ranks. A launch of which nothing is known waits for all before it,
 and all behind it for it. Pure functions over a Recording and its slots.
-
-``check`` proves an order again, from what a driver has made of it: the edges of its graph, and where memory lies.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from pygraph.errors import CaptureError
 from pygraph.program.order import Order
-from pygraph.program.program import Program, Slot
+from pygraph.program.program import Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Launch, Recording
 
-__all__ = ["check", "in_lanes", "order_of"]
+__all__ = ["Waits", "accesses_of", "in_lanes", "order_of"]
 
 _Key = tuple[AllocationKind, int]
 _Memory = TypeVar("_Memory", bound=Hashable)
@@ -37,9 +34,9 @@ _FIXED: _Key = (AllocationKind.CONSTANT, -1)
 
 def order_of(recording: Recording, slots: Sequence[Slot]) -> Order:
     """The true dependences of the launches of ``recording``."""
-    table: _Table[_Key] = _Table()
+    table: Waits[_Key] = Waits()
     waits: list[set[int]] = []
-    for launch, accesses in zip(recording.launches, _accesses(recording, slots), strict=True):
+    for launch, accesses in zip(recording.launches, accesses_of(recording, slots), strict=True):
         waits.append(table.add(launch, None if accesses is None else [(a.key, a.bytes, a.writes) for a in accesses]))
     return Order.of(waits)
 
@@ -91,55 +88,7 @@ def _rest(order: Order) -> list[int]:
     return rest
 
 
-def check(program: Program, edges: Collection[tuple[int, int]], gone: Collection[int] = ()) -> None:
-    """Raise CaptureError (``unordered-launches``) unless of any two launches of a step that use the same memory, one of
-    them to write it, the later one waits for the earlier one, by ``edges`` (earlier, later) or a path of these. Those
-    that are ``gone`` use none.
-
-    Memory is told by where it lies in a replay: intermediates that share bytes are the same memory.
-    """
-    waited: list[set[int]] = [set() for _ in program.recording.launches]
-    for earlier, later in edges:
-        waited[later].add(earlier)
-    before = Order.of(waited).before
-    places = _places(program)
-    accesses = list(_accesses(program.recording, program.slots))
-    for number, step in enumerate(program.steps):
-        table: _Table[Hashable] = _Table()
-        for launch in program.recording.launches[step.begin : step.end]:
-            if launch.index in gone:
-                continue
-            used = accesses[launch.index]
-            physical = None if used is None else [_moved(places, number, access) for access in used]
-            for other in sorted(table.add(launch, physical)):
-                if not before[launch.index] >> other & 1:
-                    said = f"{launch.name} (launch {launch.index}) does not wait for launch {other}"
-                    raise CaptureError("unordered-launches", said, launch=launch.index)
-
-
-def _places(program: Program) -> dict[int, list[tuple[int, int, Hashable, int]]]:
-    """Where intermediates lie: for each, the steps (first, last) in which it is at a byte of a block."""
-    found: dict[int, list[tuple[int, int, Hashable, int]]] = {}
-    for number, step in enumerate(program.steps):
-        for block, (_, died, offsets) in enumerate(step.blocks):
-            for index, offset in offsets.items():
-                found.setdefault(index, []).append((number, died, ("block", number, block), offset))
-    return found
-
-
-def _moved(
-    places: Mapping[int, Sequence[tuple[int, int, Hashable, int]]], step: int, access: Access
-) -> tuple[Hashable, Bytes, bool]:
-    """The memory that ``access`` is to in step number ``step``, the bytes of it, and whether they are written."""
-    kind, index = access.key
-    if kind is AllocationKind.POOL:
-        for first, last, block, offset in places.get(index, ()):
-            if first <= step <= last:
-                return block, access.bytes.moved(offset), access.writes
-    return access.key, access.bytes, access.writes
-
-
-def _accesses(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Access] | None]:
+def accesses_of(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Access] | None]:
     """What each launch uses; None: anything. A copy or fill uses what its words say. Any other launch of a call uses
     what words of that call point to, since a kernel may leave addresses in memory for the next one: operands, and all
     else, which it may write. It also uses constants among the operands, which no word is known to point to."""
@@ -180,7 +129,7 @@ class _Used:
     writes: list[tuple[int, Bytes]] = field(default_factory=list)
 
 
-class _Table(Generic[_Memory]):
+class Waits(Generic[_Memory]):
     """Who used what, up to some launch."""
 
     def __init__(self) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pygraph.errors import CaptureError
 from pygraph.program.order import Order
-from pygraph.program.recording import AllocationKind, EagerCall, Launch, Origin, OutputKind, Recording
+from pygraph.program.recording import AllocationKind, EagerCall, Launch, Origin, Recording
 
 __all__ = [
     "EagerStep",
@@ -17,7 +16,6 @@ __all__ = [
     "Program",
     "Slot",
     "Step",
-    "check_program",
     "returned_by_calls",
     "used_by_calls",
 ]
@@ -129,21 +127,6 @@ class Program:
         that is not known to be read only."""
         inputs, launches = [slot for slot in self.slots if slot.kind is AllocationKind.INPUT], self.recording.launches
         return frozenset(slot.index for slot in inputs if launches[slot.launch].may_write(slot.word, slot.key))
-
-
-def check_program(program: Program) -> None:
-    """Raise CaptureError (``invalid-program``) unless intermediates lie in the workspace, aligned as recorded, and the
-    fresh allocations are those of the outputs and of eager calls, but for what these return."""
-    layout, recording, alignment = program.layout, program.recording, program.recording.alignment
-    pool = {a.index: a for a in recording.allocations if a.kind is AllocationKind.POOL}
-    for index, offset in layout.offsets.items():
-        if index not in pool or offset < 0 or offset % alignment or offset + pool[index].nbytes > layout.nbytes:
-            raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
-    owned = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
-    owned |= used_by_calls(recording, program.slots)
-    returned = returned_by_calls(recording, program.slots)
-    if not owned - returned <= set(layout.fresh) or not set(layout.fresh) <= set(pool) - returned:
-        raise CaptureError("invalid-program", "the fresh allocations are not those of outputs and of eager calls")
 
 
 def used_by_calls(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:

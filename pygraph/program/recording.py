@@ -37,6 +37,7 @@ __all__ = [
     "Use",
     "is_functional_collective",
     "is_written",
+    "name_of",
 ]
 
 WORD = 8
@@ -97,6 +98,15 @@ class AllocationKind(Enum):
     INPUT = "input"  # a stand-in for one tensor argument; replaced by the caller's address at each replay
     POOL = "pool"  # allocated by the region while it was captured: an output or an intermediate
     CONSTANT = "constant"  # outlives the region and never moves: a constant of the compiled module
+
+
+PREFIXES = {AllocationKind.INPUT: "arg", AllocationKind.POOL: "buf", AllocationKind.CONSTANT: "const"}
+"""What the names of allocations begin with."""
+
+
+def name_of(key: tuple[AllocationKind, int]) -> str:
+    """``%arg0``, ``%buf3``, ``%const1``: the name of an allocation in texts and errors."""
+    return f"%{PREFIXES[key[0]]}{key[1]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from typing import Any, ClassVar
 from pygraph.program.order import Order
 from pygraph.program.program import EagerStep, GraphSegment, Layout, NonPointerWord, Program, Slot, Step
 from pygraph.program.recording import (
+    PREFIXES,
     Access,
     Allocation,
     AllocationKind,
@@ -61,6 +62,7 @@ from pygraph.program.recording import (
     UnownedAddress,
     UnownedMemory,
     Use,
+    name_of,
 )
 from pygraph.text.reader import Lexeme, Reader, tokens
 from pygraph.text.words import NAME, QUOTED, WORD, quote, symbol_text, unquote
@@ -69,8 +71,7 @@ __all__ = ["parse_program", "print_program"]
 
 _Key = tuple[AllocationKind, int]
 
-_PREFIXES = {AllocationKind.INPUT: "arg", AllocationKind.POOL: "buf", AllocationKind.CONSTANT: "const"}
-_KINDS = {prefix: kind for kind, prefix in _PREFIXES.items()}
+_KINDS = {prefix: kind for kind, prefix in PREFIXES.items()}
 _WORDS = {AllocationKind.INPUT: "argument", AllocationKind.POOL: "pool", AllocationKind.CONSTANT: "constant"}
 _ACCESSES = {(True, False): "reads", (False, True): "writes", (True, True): "updates"}
 _USES = {word: flags for flags, word in _ACCESSES.items()}
@@ -138,7 +139,7 @@ class _Printer:
 
     def allocation(self, allocation: Allocation) -> str:
         program, index = self.program, allocation.index
-        text = f"{_name(allocation.key)} : {_WORDS[allocation.kind]} {allocation.nbytes} B"
+        text = f"{name_of(allocation.key)} : {_WORDS[allocation.kind]} {allocation.nbytes} B"
         facts = [f"born = {allocation.born}"] if allocation.born else []
         if allocation.kind is AllocationKind.INPUT:
             sets = {"held": program.held, "lent": program.lent, "offset": program.recording.offset_sensitive}
@@ -196,7 +197,7 @@ class _Printer:
 
     def operand(self, access: Access) -> str:
         there = _range(access.bytes, self.sizes.get(access.key, -1))
-        return f"{_name(access.key)} {'writes' if access.writes else 'reads'}{there}"
+        return f"{name_of(access.key)} {'writes' if access.writes else 'reads'}{there}"
 
 
 class _Constants:
@@ -228,15 +229,11 @@ class _Constants:
     def within(self, constant: Allocation) -> str:
         """Where ``constant`` lies, if it shares bytes with an earlier one."""
         anchor = self.anchors.get(constant.key, constant)
-        return "" if anchor is constant else f" @ {_name(anchor.key)}{constant.address - anchor.address:+}"
-
-
-def _name(key: _Key) -> str:
-    return f"%{_PREFIXES[key[0]]}{key[1]}"
+        return "" if anchor is constant else f" @ {name_of(anchor.key)}{constant.address - anchor.address:+}"
 
 
 def _place(key: _Key, offset: int) -> str:
-    return _name(key) + (f"{offset:+}" if offset else "")
+    return name_of(key) + (f"{offset:+}" if offset else "")
 
 
 def _range(there: Bytes, whole: int) -> str:
@@ -251,7 +248,7 @@ def _list(items: Iterable[object]) -> str:
 
 
 def _names(keys: Iterable[_Key]) -> str:
-    return _list(map(_name, sorted(keys, key=lambda key: (key[0].value, key[1]))))
+    return _list(map(name_of, sorted(keys, key=lambda key: (key[0].value, key[1]))))
 
 
 def _braces(facts: Sequence[str]) -> str:
@@ -296,7 +293,7 @@ def _output(output: Output) -> str:
     if kind is OutputKind.SAME:
         return f"same {output.index}"
     owner = AllocationKind.POOL if kind is OutputKind.FRESH else AllocationKind.INPUT
-    text = f"{kind.value} {_name((owner, output.index))}"
+    text = f"{kind.value} {name_of((owner, output.index))}"
     if output == Output(kind, output.index):
         return text
     return f"{text} : {_layout(output)}" + (f" + {output.offset}" if output.offset else "")
@@ -319,7 +316,7 @@ def _step(step: Step) -> Iterator[str]:
     yield f"{word} [{step.begin}:{step.end}] {{"
     for nbytes, died, offsets in step.blocks:
         inside = sorted(offsets.items(), key=lambda item: item[::-1])
-        places = _list(f"{_name((AllocationKind.POOL, index))} @ {offset}" for index, offset in inside)
+        places = _list(f"{name_of((AllocationKind.POOL, index))} @ {offset}" for index, offset in inside)
         yield f"  block {nbytes} B until {died} : {places}"
     for word, kind, indices in (
         ("takes", AllocationKind.POOL, step.taken),
@@ -327,7 +324,7 @@ def _step(step: Step) -> Iterator[str]:
         ("drops", AllocationKind.INPUT, step.dead),
     ):
         if indices:
-            yield f"  {word} {_list(_name((kind, index)) for index in indices)}"
+            yield f"  {word} {_list(name_of((kind, index)) for index in indices)}"
     yield "}"
 
 
@@ -424,7 +421,7 @@ class _Parser(Reader):
         lexeme = self.next
         key = self.key()
         if key[0] is not kind:
-            raise self.error(f"expected '%{_PREFIXES[kind]}' and a number", lexeme)
+            raise self.error(f"expected '%{PREFIXES[kind]}' and a number", lexeme)
         return key[1]
 
     def offset(self) -> int:

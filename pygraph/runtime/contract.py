@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pygraph.errors import CaptureError
-from pygraph.program.program import EagerStep, Program, Step, check_program
+from pygraph.program.program import EagerStep, Program, Step
 from pygraph.program.recording import (
     WAIT,
     AllocationKind,
@@ -167,7 +166,6 @@ def add_steps(
 ) -> Places:
     """Tell the native ``region`` what each argument has to be, of all steps, of the memory that they take, and what it
     returns. ``arguments`` are the stand-ins that were captured; ``add_segment`` tells of launches."""
-    check_program(program)
     steps, given, pool = program.steps, AllocationKind.INPUT, AllocationKind.POOL
     sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is pool}
     places = {(given, index): (source, 0) for index, source in _add_arguments(region, program, arguments).items()}
@@ -192,9 +190,6 @@ def add_steps(
         for argument in step.dead:
             region.add_dead(number, argument)
     _add_outputs(region, native.OutputKind, program, numbers)
-    for slot in program.slots:
-        if slot.key not in places:
-            raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
     return places
 
 
@@ -217,8 +212,6 @@ def _native_call(native: Any, program: Program, step: EagerStep, numbers: Mappin
         kind, index, offset = kinds.EMPTY, 0, 0
         if operand.like is not None:
             kind = kinds.CONSTANT
-        elif slot is None and 0 not in layout.size:
-            raise CaptureError("invalid-program", f"operand {word} of {call.name} has no place")
         elif slot is not None and slot.kind is AllocationKind.INPUT:
             whole = operand.argument == slot.index
             kind, index, offset = kinds.ITSELF if whole else kinds.ARGUMENT, slot.index, slot.offset

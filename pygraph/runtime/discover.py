@@ -16,9 +16,10 @@ import torch
 from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, as_captured
 from pygraph.program.program import Program
 from pygraph.program.recording import Allocation, AllocationKind, Recording
+from pygraph.program.verify import stray_uses
 from pygraph.runtime.contract import Driver, Executable
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.slots import SPORADIC, SlotTable, discover, outside, resolve
+from pygraph.runtime.slots import SPORADIC, SlotTable, discover, resolve
 from pygraph.runtime.tensors import extent
 
 __all__ = ["Captured", "capture"]
@@ -69,9 +70,8 @@ def capture(
         first, found = _captured_twice(take, first, real)
     if isinstance(found, Refusal):
         return found
-    doubt = outside(first, found.slots)
-    if doubt is not None:
-        return doubt
+    for launch, said in stray_uses(first, found.slots):
+        return Refusal.at(launch, "outside-allocation", said)
     captured = as_captured(first, found.slots, non_pointers=found.non_pointers, **facts)
     program = launch_passes(captured, order)
     return Captured(driver.instantiate(program), program, found)

@@ -16,7 +16,7 @@ from pygraph.program.program import NonPointerWord, Slot
 from pygraph.program.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording, UnownedMemory
 from pygraph.runtime.provenance import Refusal
 
-__all__ = ["SPORADIC", "AddressMap", "SlotTable", "discover", "outside", "resolve"]
+__all__ = ["SPORADIC", "AddressMap", "SlotTable", "discover", "resolve"]
 
 SPORADIC = (
     "half-address",
@@ -375,19 +375,3 @@ def _overlapping(first: Recording, second: Recording) -> Refusal | None:
 
 def _name(key: tuple[AllocationKind, int]) -> str:
     return f"{key[0].value} {key[1]}"
-
-
-def outside(recording: Recording, slots: Sequence[Slot]) -> Refusal | None:
-    """The first known access that leaves its allocation (``outside-allocation``), or None."""
-    sizes = {a.key: a.nbytes for a in recording.allocations}
-    places = {(slot.launch, slot.word): slot for slot in slots}
-    for launch in recording.launches:
-        for access in launch.uses or ():
-            slot = places.get((launch.index, access.word))
-            if slot is None or not access.nbytes:
-                continue
-            start = slot.offset + access.start
-            if start < 0 or start + access.nbytes > sizes[slot.key]:
-                reach = f"bytes {start} to {start + access.nbytes} of {_name(slot.key)}"
-                return Refusal.at(launch, "outside-allocation", f"word {access.word} reaches {reach}")
-    return None

@@ -88,7 +88,7 @@ def test_whatever_the_order_of_passes_each_leaves_a_program_that_verifies(
 
 def test_a_pass_that_makes_a_wrong_program_is_refused_with_a_reproducer(tmp_path: Path) -> None:
     program = captured("mlp")
-    with pytest.raises(PassError, match="does not wait for launch 0") as caught:
+    with pytest.raises(PassError, match="does not wait for l0 ") as caught:
         PassManager([Unordered()], dump_dir=tmp_path).run(program)
     assert (caught.value.pass_name, caught.value.stage, caught.value.built_in) == ("unordered", "program", False)
     text = Path(caught.value.reproducer or "").read_text()

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from pygraph.errors import CaptureError
 from pygraph.program import default, steps
 from pygraph.program.default import DefaultPasses, ordered
-from pygraph.program.dependences import check, in_lanes, order_of
+from pygraph.program.dependences import in_lanes, order_of
 from pygraph.program.layout import Lifetime, lifetimes, pack, plan
 from pygraph.program.order import Order
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Recording
 from pygraph.program.steps import cut, with_steps
+from pygraph.program.verify import verify_edges
 from tests.program.programs import recordings
 from tests.property.test_region_replays import Machine, draw_places
 from tests.runtime.captures import Capture, reads, writes
@@ -188,11 +189,11 @@ def test_each_edge_is_missed_by_the_proof(made: tuple[Recording, list[Slot]], da
     program = with_steps(Program(recording, tuple(slots), plan(recording, slots, order), order=order))
     assert len(program.steps) == 1
     edges = [(earlier, later) for later, waited in enumerate(order.edges) for earlier in waited]
-    check(program, edges)
+    verify_edges(program, edges)
     if edges:
         left = data.draw(st.sampled_from(edges))
         with pytest.raises(CaptureError, match="does not wait"):
-            check(program, [edge for edge in edges if edge != left])
+            verify_edges(program, [edge for edge in edges if edge != left])
 
 
 @settings(deadline=None, max_examples=80)
@@ -208,13 +209,13 @@ def test_launches_that_are_dropped_order_the_others_as_before(
     assert [before & ~mask for before in order.before] == list(left.before)
     program = with_steps(Program(recording, tuple(slots), plan(recording, slots, order), order=order))
     edges = [(a, b) for b, waited in enumerate(left.edges) for a in waited if b not in dropped]
-    check(program, edges, dropped)
+    verify_edges(program, edges, dropped)
     kept = combinations([launch for launch in range(len(order.edges)) if launch not in dropped], 2)
     pairs = [pair for pair in kept if conflict(recording, slots, *pair)]
     if pairs:
         _, alone = data.draw(st.sampled_from(pairs))
         with pytest.raises(CaptureError, match="does not wait"):
-            check(program, [edge for edge in edges if edge[1] != alone], dropped)
+            verify_edges(program, [edge for edge in edges if edge[1] != alone], dropped)
 
 
 def test_memory_that_is_shared_without_order_is_found_by_the_proof() -> None:
@@ -230,12 +231,12 @@ def test_memory_that_is_shared_without_order_is_found_by_the_proof() -> None:
     order = order_of(recording, slots)
     assert order.edges == ((), (0,), (), (2,))
     serial = with_steps(Program(recording, tuple(slots), plan(recording, slots), order=order))
-    with pytest.raises(CaptureError, match=r"launch 2\) does not wait for launch 0"):
-        check(serial, chains)
-    check(serial, [*chains, (1, 2)])
+    with pytest.raises(CaptureError, match=r"l2 \(kernel\) does not wait for l0"):
+        verify_edges(serial, chains)
+    verify_edges(serial, [*chains, (1, 2)])
     apart = plan(recording, slots, order)
     assert (serial.layout.nbytes, apart.nbytes) == (64, 128)
-    check(with_steps(replace(serial, layout=apart)), chains)
+    verify_edges(with_steps(replace(serial, layout=apart)), chains)
 
 
 def test_a_kernel_that_finds_addresses_in_memory_waits_and_is_waited_for() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -526,7 +527,8 @@ class Miswired(HostDriver):
         ]
         fresh = tuple(sorted({*program.layout.fresh, wrong.index}))
         changed = replace(program, slots=tuple(slots), layout=replace(program.layout, fresh=fresh))
-        return super().instantiate(with_steps(changed))
+        with mock.patch("pygraph.runtime.host.driver.verify"):  # which refuses it
+            return super().instantiate(with_steps(changed))
 
 
 def test_an_operator_that_is_given_other_memory_is_noticed_though_its_results_are_those_of_the_other_run() -> None:

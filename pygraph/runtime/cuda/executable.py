@@ -14,16 +14,15 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.program.dependences import check
 from pygraph.program.order import Order
-from pygraph.program.program import GraphSegment, Program, Step, check_program
+from pygraph.program.program import GraphSegment, Program, Step
+from pygraph.program.verify import verify, verify_edges
 from pygraph.runtime.contract import Executable, add_steps
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import add_edges, call, read_edges, replace_edges
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, EventNode, KernelNode, Node
 from pygraph.runtime.cuda.phases import without
-from pygraph.runtime.slots import AddressMap
 
 __all__ = ["Part", "drop_superseded", "make_executable", "split", "with_scratch"]
 
@@ -31,11 +30,9 @@ __all__ = ["Part", "drop_superseded", "make_executable", "split", "with_scratch"
 def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
     """What replays ``program``. It takes the capture's graph.
 
-    Raises CaptureError when an address would not be replaced or lie outside, and when the capture was instantiated
-    before.
+    Raises CaptureError when the program breaks a rule, and when the capture was instantiated before.
     """
-    check_program(program)
-    _check_slots(program)
+    verify(program)
     nodes = with_scratch(program, capture.nodes)
     graph, capture.graph = capture.graph, None
     if graph is None:
@@ -54,22 +51,11 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
             region.set_offset_address(capture.offset_address)
         _tell(region, device.native, program, capture.arguments, nodes, dict(zip(segments, parts, strict=True)))
         if program.order is not None:
-            check(program, _edges(parts, graph.raw_cuda_graph()), dropped)
+            verify_edges(program, _edges(parts, graph.raw_cuda_graph()), dropped)
     return Executable(region, capture.kept)
 
 
 # -- words --------------------------------------------------------------------------------------------------------
-
-
-def _check_slots(program: Program) -> None:
-    """Every address of the capture that is an operand has to be replaced: nothing but a stand-in page lies there at
-    replay."""
-    addresses = AddressMap(program.recording.allocations)
-    patched = {(slot.launch, slot.word) for slot in program.slots} | {(w.launch, w.word) for w in program.non_pointers}
-    for launch in program.recording.launches:
-        for position, word in enumerate(launch.words):
-            if addresses.inside(word) is not None and (launch.index, position) not in patched:
-                raise CaptureError("invalid-program", f"word {position} of {launch.name} is an address without a slot")
 
 
 def with_scratch(program: Program, nodes: Sequence[Node | None]) -> list[Node | None]:

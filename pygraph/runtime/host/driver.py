@@ -12,7 +12,8 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.program.program import Program, Step
-from pygraph.program.recording import AllocationKind, EagerCall, Launch, Recording
+from pygraph.program.recording import EagerCall, Launch, Recording
+from pygraph.program.verify import verify
 from pygraph.runtime.contract import Executable, ScratchPool, add_steps, share_uses
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
@@ -24,7 +25,8 @@ __all__ = ["HostDriver"]
 
 
 def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
-    """The native graph of ``program``. Raises CaptureError when an address would not be replaced, or lie outside."""
+    """The native graph of ``program``. Raises CaptureError when it breaks a rule, or would replace a number."""
+    verify(program)
     _check_slots(program, capture)
     graph = native.HostGraph()
     graph.set_name(program.name)
@@ -55,17 +57,11 @@ def _add_launch(graph: Any, launch: Launch, payload: Payload) -> int:
 
 
 def _check_slots(program: Program, capture: Recorder) -> None:
-    """Every address of the capture is replaced, and no number: it lies in memory that is not there at replay."""
-    patched = {(slot.launch, slot.word) for slot in program.slots}
-    moving = [a for a in program.recording.allocations if a.kind is not AllocationKind.CONSTANT]
-    for launch, payload in zip(program.recording.launches, capture.payloads, strict=True):
-        parameters = payload.parameters if isinstance(payload, Kernel) else [Parameter.WRITE] * len(launch.words)
-        for word, (value, parameter) in enumerate(zip(launch.words, parameters, strict=True)):
-            if (launch.index, word) in patched:
-                if not parameter.is_pointer:
-                    raise CaptureError("invalid-program", f"word {word} of {launch.name} is no address")
-            elif parameter.is_pointer and value and any(a.covers(value) for a in moving):
-                raise CaptureError("invalid-program", f"word {word} of {launch.name} is an address without a slot")
+    """No number of a kernel is replaced by an address."""
+    for slot in program.slots:
+        payload = capture.payloads[slot.launch]
+        if isinstance(payload, Kernel) and not payload.parameters[slot.word].is_pointer:
+            raise CaptureError("invalid-program", f"word {slot.word} of {payload.name} is no address")
 
 
 class HostDriver:

@@ -1,0 +1,459 @@
+"""Proves that a launch program may be replayed, from the program alone: before anything is instantiated, after a pass.
+
+    numbers   launches, phases and allocations are numbered, and named where they exist
+    words     each word has one owner, points to where it did when captured, and no address is left behind
+    uses      what a launch is known to use lies inside of the allocation
+    calls     operands and results of eager calls have memory of the right kind, and lie inside of it
+    outputs   what is returned exists, and lies inside of its memory
+    steps     each launch is part of one step, in order; eager calls are steps by themselves
+    order     a launch waits for earlier ones; launches of a lane wait for each other
+    waits     of two launches that use the same memory, one of them to write it, the later waits for the earlier
+    layout    intermediates lie in the workspace, and share bytes only if one is done with before the other begins
+    memory    what a step uses was taken by then, and is let go of later; blocks are shared as the workspace is
+
+Nothing here trusts what planned the program (``layout``, ``steps``, ``Order.before``): each rule reads launches, slots
+and edges. The first rule that is broken raises a ProgramError that names it, the launch and the allocation::
+
+    words: l7 (triton_relu) has a word 2 that is an address without a slot: of %buf3
+
+A pass may give the words of an allocation to another one that it adds (renaming), whose ``address`` is then the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, reduce
+from itertools import pairwise
+from operator import and_, itemgetter
+from typing import TypeAlias
+
+from pygraph.errors import ProgramError
+from pygraph.program.dependences import Waits, accesses_of
+from pygraph.program.order import Order
+from pygraph.program.program import EagerStep, NonPointerWord, Program, Slot, returned_by_calls, used_by_calls
+from pygraph.program.recording import (
+    Access,
+    AllocationKind,
+    Bytes,
+    Launch,
+    OutputKind,
+    Recording,
+    TensorLayout,
+    name_of,
+)
+
+__all__ = ["stray_uses", "verify", "verify_edges"]
+
+_Key = tuple[AllocationKind, int]
+INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
+
+Violation: TypeAlias = tuple[Launch | None, str]
+"""The launch concerned, if it is one, and what is wrong."""
+
+
+def verify(program: Program) -> None:
+    """Raise ProgramError unless every rule holds of ``program``."""
+    facts = _Facts(program)
+    for name, rule in _RULES.items():
+        _raise_first(name, rule(facts))
+
+
+def verify_edges(program: Program, edges: Collection[tuple[int, int]], gone: Collection[int] = ()) -> None:
+    """Raise ProgramError (``waits``) unless ``edges`` (earlier, later), which a driver has made of the order, order
+    what uses the same memory, by where that lies in a replay. Launches that are ``gone`` use nothing."""
+    waited: list[set[int]] = [set() for _ in program.recording.launches]
+    for earlier, later in edges:
+        waited[later].add(earlier)
+    _raise_first("waits", _unordered(program, Order.of(waited).before, _places(program), gone))
+
+
+def _raise_first(rule: str, violations: Iterable[Violation]) -> None:
+    for launch, said in violations:
+        where = "" if launch is None else f"l{launch.index} ({launch.name}) "
+        raise ProgramError(rule, f"{where}{said}", launch=None if launch is None else launch.index)
+
+
+class _Facts:
+    """A program, and what rules ask of it. Each rule may rely on those before it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.recording = program, program.recording
+        self.launches = program.recording.launches
+        self.allocations = {allocation.key: allocation for allocation in program.recording.allocations}
+        self.slots = {(slot.launch, slot.word): slot for slot in program.slots}
+        self.words = {(launch.index, word) for launch in self.launches for word in range(len(launch.words))}
+        self.outputs = {o.index for o in self.recording.outputs if o.kind is OutputKind.FRESH}
+
+    @cached_property
+    def users(self) -> dict[_Key, list[range]]:
+        """The launches that use each allocation, by the calls that they belong to, in order: a kernel may leave
+        addresses in memory for the next one of its call."""
+        found: dict[_Key, dict[range, None]] = {}
+        calls = self.recording.calls()
+        for slot in sorted(self.program.slots, key=lambda slot: calls[slot.launch].start):
+            found.setdefault(slot.key, {})[calls[slot.launch]] = None
+        return {key: list(spans) for key, spans in found.items()}
+
+    @cached_property
+    def before(self) -> list[int]:
+        """By launch, the bits of those that have completed before it starts: of earlier steps, and in its own step by
+        the order's edges, or by phase."""
+        order, phases, count = self.program.order, self.recording.phases, len(self.launches)
+        if order is not None:
+            found = list(Order.of([set(waited) for waited in order.edges]).before)
+        else:
+            found = [(1 << (bisect_left(phases, phases[at]) if phases else at)) - 1 for at in range(count)]
+        for step in self.program.steps:
+            for launch in range(step.begin, step.end):
+                found[launch] |= (1 << step.begin) - 1
+        return found
+
+    def misplaced(self, what: str, nbytes: int, places: Mapping[int, int]) -> Iterator[Violation]:
+        """Of intermediates at ``places`` in ``nbytes`` bytes, those that do not lie inside, as aligned as captured."""
+        for index, offset in places.items():
+            key = POOL, index
+            allocation = self.allocations.get(key)
+            inside = allocation is not None and 0 <= offset <= nbytes - allocation.nbytes
+            if not inside or offset % self.recording.alignment:
+                yield None, f"{name_of(key)} is at byte {offset} of {nbytes} of {what}"
+
+    def clobbered(self, places: Mapping[int, int]) -> Iterator[Violation]:
+        """Of intermediates at these ``places``, in bytes, those whose launches do not all start after those of the last
+        one that had some of the bytes."""
+        used = {index: self.users[POOL, index] for index in places if (POOL, index) in self.users}
+        bits = {index: sum({1 << at for span in spans for at in span}) for index, spans in used.items()}
+        taken: list[tuple[int, int, int]] = []  # bytes (begin, end), and who had them last
+        for index in sorted(used, key=lambda index: used[index][0].start):
+            begin = places[index]
+            end = begin + self.allocations[POOL, index].nbytes
+            if begin == end:
+                continue
+            low, high = bisect_right(taken, begin, key=itemgetter(1)), bisect_left(taken, end, key=itemgetter(0))
+            done = reduce(and_, (self.before[launch] for span in used[index] for launch in span))
+            there = taken[low:high]
+            for _, _, other in there:
+                if bits[other] & ~done:
+                    launch = self.launches[used[index][0].start]
+                    said = f"which shares bytes with {name_of((POOL, other))}, while that may be in use"
+                    yield launch, f"uses {name_of((POOL, index))}, {said}"
+            left = [(at, begin, other) for at, _, other in there[:1] if at < begin]
+            right = [(end, to, other) for _, to, other in there[-1:] if to > end]
+            taken[low:high] = [*left, (begin, end, index), *right]
+
+
+# -- launches and words ------------------------------------------------------------------------------------------------
+
+
+def _numbers(facts: _Facts) -> Iterator[Violation]:
+    recording, count = facts.recording, len(facts.launches)
+    for index, launch in enumerate(facts.launches):
+        if launch.index != index:
+            yield launch, f"is launch number {index}"
+        keys = (*launch.read_only, *(launch.may_access or ()), *(a.key for a in launch.operands or ()))
+        for key in keys:
+            if key not in facts.allocations:
+                yield launch, f"names {name_of(key)}, which is not allocated"
+        for use in launch.uses or ():
+            if use.word not in range(len(launch.words)):
+                yield launch, f"uses word {use.word}, and has {len(launch.words)}"
+    if len(facts.allocations) < len(recording.allocations):
+        yield None, "two allocations have one name"
+    phases = recording.phases
+    if phases and (len(phases) != count or any(later < earlier for earlier, later in pairwise(phases))):
+        yield None, "phases are not one of each launch, ascending"
+
+
+def _words(facts: _Facts) -> Iterator[Violation]:
+    recording, owned = facts.recording, set[tuple[int, int]]()
+    owners: list[Slot | NonPointerWord] = [*facts.program.slots, *facts.program.non_pointers]
+    for each in owners:
+        place = each.launch, each.word
+        if place not in facts.words:
+            yield None, f"l{each.launch} has no word {each.word}"
+            return
+        launch = facts.launches[each.launch]
+        if place in owned:
+            yield launch, f"has two owners of word {each.word}"
+        owned.add(place)
+        if isinstance(each, Slot):
+            yield from ((launch, f"has a word {each.word} that {said}") for said in _wrong(facts, launch, each))
+        elif each.scratch and not recording.scratch:
+            yield launch, f"has a word {each.word} that points at scratch memory, of which there is none"
+    moving = [a for a in recording.allocations if a.kind is not AllocationKind.CONSTANT and a.address and a.nbytes]
+    moving.sort(key=lambda allocation: allocation.address)
+    starts = [allocation.address for allocation in moving]
+    lowest, end = (starts[0], moving[-1].address + moving[-1].nbytes) if moving else (0, 0)
+    for launch in facts.launches:
+        for word, value in enumerate(launch.words):
+            if lowest <= value < end and (launch.index, word) not in owned:
+                found = moving[bisect_right(starts, value) - 1]
+                if found.covers(value):
+                    yield launch, f"has a word {word} that is an address without a slot: of {name_of(found.key)}"
+
+
+def _wrong(facts: _Facts, launch: Launch, slot: Slot) -> Iterator[str]:
+    """What is wrong with the owner of a word."""
+    allocation = facts.allocations.get(slot.key)
+    if allocation is None or slot.kind is AllocationKind.CONSTANT:
+        yield f"belongs to {name_of(slot.key)}, which no replay moves"
+        return
+    if allocation.born > launch.index:
+        yield f"belongs to {name_of(slot.key)}, which is allocated later"
+    if launch.words[slot.word] != allocation.address + slot.offset:
+        yield f"did not point to byte {slot.offset} of {name_of(slot.key)} when captured"
+    if not facts.recording.out_of_range_pointers and not 0 <= slot.offset <= allocation.nbytes:
+        yield f"points to byte {slot.offset} of {name_of(slot.key)}, which has {allocation.nbytes}"
+
+
+def stray_uses(recording: Recording, slots: Sequence[Slot]) -> Iterator[tuple[Launch, str]]:
+    """The known uses that leave their allocation, by launch."""
+    sizes = {allocation.key: allocation.nbytes for allocation in recording.allocations}
+    owners = {(slot.launch, slot.word): slot for slot in slots}
+    for launch in recording.launches:
+        for use in launch.uses or ():
+            slot = owners.get((launch.index, use.word))
+            if slot is None or not use.nbytes:
+                continue
+            start = slot.offset + use.start
+            if start < 0 or start + use.nbytes > sizes[slot.key]:
+                reach = f"bytes {start} to {start + use.nbytes} of {name_of(slot.key)}"
+                yield launch, f"uses {reach}, which has {sizes[slot.key]}, by word {use.word}"
+
+
+def _uses(facts: _Facts) -> Iterator[Violation]:
+    return stray_uses(facts.recording, facts.program.slots)
+
+
+# -- eager calls and outputs -------------------------------------------------------------------------------------------
+
+
+def _calls(facts: _Facts) -> Iterator[Violation]:
+    drawn = 0
+    for launch in facts.launches:
+        call = launch.eager
+        if call is None:
+            continue
+        if call.drawn < drawn:
+            yield launch, f"draws at {call.drawn}, and what is before it at {drawn}"
+        drawn = call.drawn
+        owned = [result.layout for result in call.results if result.operand < 0]
+        given = [None if operand.like is not None else operand.layout for operand in call.operands]
+        for word, layout in enumerate([*given, *owned]):
+            slot = facts.slots.get((launch.index, word))
+            if layout is None or 0 in layout.size:
+                continue
+            if slot is None or (word >= len(given) and slot.kind is not POOL):
+                yield launch, f"has no memory for tensor {word} of its call"
+            elif slot.kind is POOL:
+                yield from ((launch, said) for said in _beyond(facts, slot.key, slot.offset, layout))
+            elif call.operands[word].argument not in (-1, slot.index):
+                yield launch, f"is given {name_of(slot.key)} for argument {call.operands[word].argument}"
+        for result in call.results:
+            if result.operand >= len(given):
+                yield launch, f"returns operand {result.operand}, and has {len(given)}"
+
+
+def _outputs(facts: _Facts) -> Iterator[Violation]:
+    outputs = facts.recording.outputs
+    for position, output in enumerate(outputs):
+        if output.kind is OutputKind.SAME:
+            if output.index not in range(position) or outputs[output.index].kind is OutputKind.SAME:
+                yield None, f"output {position} is that at {output.index}, which is no earlier one"
+            continue
+        key = facts.recording.owner(output)
+        if key is not None and key not in facts.allocations:
+            yield None, f"output {position} is {name_of(key)}, which is not allocated"
+        elif key is not None and output.kind is OutputKind.FRESH and output.dtype is not None:
+            layout = TensorLayout(output.size, output.stride, output.dtype)
+            yield from ((None, said) for said in _beyond(facts, key, output.offset * layout.dtype.itemsize, layout))
+
+
+def _beyond(facts: _Facts, key: _Key, offset: int, layout: TensorLayout) -> Iterator[str]:
+    """What is wrong with a tensor ``offset`` bytes into an allocation."""
+    nbytes = facts.allocations[key].nbytes
+    if offset < 0 or offset + layout.nbytes > nbytes:
+        yield f"shows bytes {offset} to {offset + layout.nbytes} of {name_of(key)}, which has {nbytes}"
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+def _order(facts: _Facts) -> Iterator[Violation]:
+    order, count = facts.program.order, len(facts.launches)
+    if order is None:
+        return
+    if len(order.edges) != count or len(order.lanes) not in (0, count):
+        yield None, f"orders {len(order.edges)} launches in {len(order.lanes)} lanes, and there are {count}"
+        return
+    for launch, waited in zip(facts.launches, order.edges, strict=True):
+        for other in waited:
+            if other not in range(launch.index):
+                yield launch, f"waits for l{other}, which is no earlier one"
+                return
+    last: dict[int, int] = {}
+    for launch, lane in zip(facts.launches, order.lanes, strict=False):
+        other = last.get(lane, launch.index)
+        if other != launch.index and not facts.before[launch.index] >> other & 1:
+            yield launch, f"does not wait for l{other}, the one before it in lane {lane}"
+        last[lane] = launch.index
+
+
+def _waits(facts: _Facts) -> Iterator[Violation]:
+    return iter(()) if facts.program.order is None else _unordered(facts.program, facts.before)
+
+
+def _unordered(
+    program: Program, before: Sequence[int], places: _Places | None = None, gone: Collection[int] = ()
+) -> Iterator[Violation]:
+    """Launches of a step that do not wait for one of those that they depend on. With ``places``, intermediates that
+    share bytes are the same memory; without, that is for the rules of memory to say."""
+    accesses = list(accesses_of(program.recording, program.slots))
+    for number, (begin, end) in enumerate([(step.begin, step.end) for step in program.steps]):
+        table: Waits[Hashable] = Waits()
+        for launch in program.recording.launches[begin:end]:
+            if launch.index in gone:
+                continue
+            used = accesses[launch.index]
+            physical = None if used is None else [_moved(places or {}, number, access) for access in used]
+            for other in sorted(table.add(launch, physical)):
+                if not before[launch.index] >> other & 1:
+                    yield launch, f"does not wait for l{other} ({program.recording.launches[other].name})"
+
+
+_Places: TypeAlias = Mapping[int, Sequence[tuple[int, int, Hashable, int]]]
+"""Where intermediates lie: for each, the steps (first, last) in which it is at a byte of a block."""
+
+
+def _places(program: Program) -> _Places:
+    """Where the intermediates of ``program`` lie."""
+    found: dict[int, list[tuple[int, int, Hashable, int]]] = {}
+    for number, step in enumerate(program.steps):
+        for block, (_, died, offsets) in enumerate(step.blocks):
+            for index, offset in offsets.items():
+                found.setdefault(index, []).append((number, died, ("block", number, block), offset))
+    return found
+
+
+def _moved(places: _Places, step: int, access: Access) -> tuple[Hashable, Bytes, bool]:
+    """The memory that ``access`` is to in step number ``step``, the bytes of it, and whether they are written."""
+    kind, index = access.key
+    if kind is POOL:
+        for first, last, block, offset in places.get(index, ()):
+            if first <= step <= last:
+                return block, access.bytes.moved(offset), access.writes
+    return access.key, access.bytes, access.writes
+
+
+# -- memory and steps --------------------------------------------------------------------------------------------------
+
+
+def _layout(facts: _Facts) -> Iterator[Violation]:
+    program, layout = facts.program, facts.program.layout
+    yield from facts.misplaced("the workspace", layout.nbytes, layout.offsets)
+    returned = returned_by_calls(program.recording, program.slots)
+    wanted = (facts.outputs | used_by_calls(program.recording, program.slots)) - returned
+    pool = {index for kind, index in facts.allocations if kind is POOL}
+    for said, wrong in (
+        ("needs memory of its own, as an output or of an eager call", wanted.difference(layout.fresh)),
+        ("has memory of its own, and is returned by an eager call, or none", set(layout.fresh) - (pool - returned)),
+        ("has two places", set(layout.fresh).union(returned).intersection(layout.offsets)),
+    ):
+        for index in sorted(wrong):
+            yield None, f"{name_of((POOL, index))} {said}"
+    places = {*layout.offsets, *layout.fresh, *returned}
+    for (kind, index), spans in facts.users.items():
+        if kind is POOL and index not in places:
+            yield facts.launches[spans[0].start], f"uses {name_of((kind, index))}, which has no place"
+    yield from facts.clobbered(layout.offsets)
+
+
+def _steps(facts: _Facts) -> Iterator[Violation]:
+    reached, count = 0, len(facts.launches)
+    for number, step in enumerate(facts.program.steps):
+        begin, end = step.begin, step.end
+        if begin != reached or not begin <= end <= count or (begin == end and count):
+            yield None, f"step {number} is launches {begin} to {end}, and {reached} is next of {count}"
+            return
+        reached = end
+        calls = [launch for launch in facts.launches[begin:end] if launch.eager is not None]
+        if isinstance(step, EagerStep):
+            if end != begin + 1 or [step.call] != [launch.eager for launch in calls]:
+                yield facts.launches[begin], f"is no step of one eager call, as step {number} says"
+        elif calls:
+            yield calls[0], f"is an eager call within the segment of step {number}"
+    if reached != count:
+        yield facts.launches[reached], "is in no step"
+
+
+def _memory(facts: _Facts) -> Iterator[Violation]:
+    program, steps, end = facts.program, facts.program.steps, len(facts.program.steps) - 1
+    where = [number for number, step in enumerate(steps) for _ in range(step.begin, step.end)]
+    lives: dict[int, tuple[int, int]] = {}  # the first and last step in which an intermediate has memory
+    owned: dict[int, int] = {}  # by which step's memory it is, of what has its own
+    for slot in program.slots:
+        call = facts.launches[slot.launch].eager
+        if call is not None and slot.kind is POOL and slot.word >= len(call.operands):
+            owned[slot.index] = where[slot.launch]
+    returned = frozenset(owned)
+    for number, step in enumerate(steps):
+        for nbytes, died, offsets in step.blocks:
+            yield from facts.misplaced(f"a block of step {number}", nbytes, offsets)
+            if died not in range(number, end + 1):
+                yield None, f"a block of step {number} lives until step {died} of {end}"
+            if twice := sorted(lives.keys() & offsets.keys()):
+                yield None, f"step {number} has a second place for {name_of((POOL, twice[0]))}"
+            lives.update(dict.fromkeys(offsets, (number, died)))
+            yield from facts.clobbered(offsets)
+        for index in step.taken:
+            if index in owned or index not in program.layout.fresh:
+                yield None, f"step {number} takes {name_of((POOL, index))}, which is not for it to take"
+            owned[index] = number
+    released: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        for index in step.released:
+            if index not in owned or index in released or index in facts.outputs:
+                name = name_of((POOL, index))
+                yield None, f"step {number} releases {name}, which is not for it to release"
+            released[index] = number
+    for index in sorted(owned.keys() & lives.keys()):
+        yield None, f"{name_of((POOL, index))} has memory of its own, and a place in a block"
+    lives.update({index: (number, released.get(index, end)) for index, number in owned.items()})
+    for index in sorted({*facts.outputs, *program.layout.fresh} - owned.keys() - returned):
+        yield None, f"no step takes {name_of((POOL, index))}"
+    gone: dict[int, int] = {}
+    needed = {o.index for o in facts.recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
+    for number, step in enumerate(steps):
+        for index in step.dead:
+            if (INPUT, index) not in facts.allocations or index in needed or index in gone:
+                yield None, f"step {number} drops {name_of((INPUT, index))}, which is not for it to drop"
+            gone[index] = number
+    for (kind, index), spans in facts.users.items():
+        first, last = spans[0].start, max(span.stop for span in spans) - 1
+        name = name_of((kind, index))
+        if kind is INPUT:
+            born, died = 0, gone.get(index, end)
+        elif index in lives:
+            born, died = lives[index]
+        else:
+            yield facts.launches[first], f"uses {name}, which has no memory"
+            continue
+        if where[first] < born:
+            yield facts.launches[first], f"uses {name} in step {where[first]}, which has memory from step {born} on"
+        if where[last] > died:
+            yield facts.launches[last], f"uses {name} in step {where[last]}, which is let go of after step {died}"
+
+
+_RULES: dict[str, Callable[[_Facts], Iterator[Violation]]] = {
+    "numbers": _numbers,
+    "words": _words,
+    "uses": _uses,
+    "calls": _calls,
+    "outputs": _outputs,
+    "steps": _steps,
+    "order": _order,
+    "waits": _waits,
+    "layout": _layout,
+    "memory": _memory,
+}
+"""In this order: each may rely on those before it."""

@@ -1,0 +1,596 @@
+"""The verifier takes what captures and passes make, and names each way in which a program can be broken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraph.errors import ProgramError
+from pygraph.program.default import DEFAULT_PASSES
+from pygraph.program.dependences import order_of
+from pygraph.program.layout import plan
+from pygraph.program.order import Order
+from pygraph.program.program import GraphSegment, Layout, NonPointerWord, Program, Slot
+from pygraph.program.recording import AllocationKind, Output, OutputKind
+from pygraph.program.steps import with_steps
+from pygraph.program.text import parse_program, print_program
+from pygraph.program.verify import verify, verify_edges
+from pygraph.runtime.host import HostDriver
+from tests.program.programs import CAPTURED, made_up
+from tests.program.test_steps import MB, backward, program, tables
+from tests.runtime.captures import Capture
+
+INPUT, POOL, CONSTANT = AllocationKind.INPUT, AllocationKind.POOL, AllocationKind.CONSTANT
+
+Break = Callable[[Program], Program]
+
+
+def large() -> Program:
+    """Segments that are cut for memory."""
+    return DEFAULT_PASSES(program(backward, 64, 32 * MB), "program")
+
+
+def in_lanes() -> Program:
+    """Launches in lanes."""
+    return DEFAULT_PASSES(replace(CAPTURED["branches"](), steps=()), "dependences")
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    **CAPTURED,
+    "large": large,
+    "lanes": in_lanes,
+    "tables": lambda: with_steps(program(tables)),
+}
+
+
+# -- what is right -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_captures_and_their_texts_are_right(name: str) -> None:
+    made = PROGRAMS[name]()
+    verify(made)
+    verify(parse_program(print_program(made)))
+
+
+@pytest.mark.parametrize("name", ["branches", "draws", "calling", "planned", "cache"])
+@pytest.mark.parametrize("order", ["program", "dependences"])
+def test_what_the_default_passes_make_is_right(name: str, order: str) -> None:
+    verify(DEFAULT_PASSES(replace(CAPTURED[name](), steps=()), order))
+
+
+@settings(deadline=None, max_examples=200)
+@given(made_up())
+def test_made_up_programs_are_right(made: Program) -> None:
+    made = with_steps(made)
+    verify(made)
+    verify(parse_program(print_program(made)))
+
+
+def test_a_word_may_lie_outside_where_the_capture_says_so() -> None:
+    capture = Capture()
+    x = capture.input(64)
+    capture.launch(x - 32, x + 64, x + 96)
+    for off in (False, True):
+        slots = tuple(Slot(0, word, INPUT, 0, at - x) for word, at in enumerate(capture.launches[0].words))
+        made = Program(capture.recording(out_of_range_pointers=off), slots, Layout(0, {}, ()))
+        if off:
+            verify(with_steps(made))
+        else:
+            with pytest.raises(ProgramError, match=r"l0 \(kernel\) has a word 0 that points to byte -32 of %arg0"):
+                verify(with_steps(made))
+
+
+# -- what is broken ----------------------------------------------------------------------------------------------------
+
+
+def launch(number: int, **facts: Any) -> Break:
+    """Other facts of one launch."""
+
+    def broken(made: Program) -> Program:
+        launches = list(made.recording.launches)
+        launches[number] = replace(launches[number], **facts)
+        return recording(launches=tuple(launches))(made)
+
+    return broken
+
+
+def recording(**facts: Any) -> Break:
+    return lambda made: replace(made, recording=replace(made.recording, **facts))
+
+
+def allocation(kind: AllocationKind, index: int, **facts: Any) -> Break:
+    def broken(made: Program) -> Program:
+        changed = [replace(a, **facts) if a.key == (kind, index) else a for a in made.recording.allocations]
+        return recording(allocations=tuple(changed))(made)
+
+    return broken
+
+
+def slot(at: int, number: int, /, **facts: Any) -> Break:
+    """Other facts of the slot of word ``number`` of launch ``at``."""
+
+    def broken(made: Program) -> Program:
+        assert any((each.launch, each.word) == (at, number) for each in made.slots)
+        return replace(
+            made, slots=tuple(replace(s, **facts) if (s.launch, s.word) == (at, number) else s for s in made.slots)
+        )
+
+    return broken
+
+
+def without_slot(at: int, word: int) -> Break:
+    return lambda made: replace(made, slots=tuple(s for s in made.slots if (s.launch, s.word) != (at, word)))
+
+
+def swapped(at: int, one: int, other: int) -> Break:
+    """Two words of a launch that belong to each other's allocations."""
+
+    def broken(made: Program) -> Program:
+        a, b = ({s.word: s for s in made.slots if s.launch == at}[word] for word in (one, other))
+        changed = slot(at, one, kind=b.kind, index=b.index, offset=b.offset)(made)
+        return slot(at, other, kind=a.kind, index=a.index, offset=a.offset)(changed)
+
+    return broken
+
+
+def layout(**facts: Any) -> Break:
+    return lambda made: replace(made, layout=replace(made.layout, **facts))
+
+
+def placed(index: int, offset: int) -> Break:
+    return lambda made: layout(offsets={**made.layout.offsets, index: offset})(made)
+
+
+def step(number: int, change: Callable[[Any], dict[str, Any]]) -> Break:
+    """Step ``number`` with other facts, which follow from what it was."""
+
+    def broken(made: Program) -> Program:
+        steps = list(made.steps)
+        steps[number] = replace(steps[number], **change(steps[number]))
+        return replace(made, steps=tuple(steps))
+
+    return broken
+
+
+def steps(change: Callable[[list[Any]], list[Any]]) -> Break:
+    return lambda made: replace(made, steps=tuple(change(list(made.steps))))
+
+
+def waiting(change: Callable[[list[set[int]]], None], lanes: tuple[int, ...] = ()) -> Break:
+    """Launches that wait for others; ``before`` is as it was."""
+
+    def broken(made: Program) -> Program:
+        assert made.order is not None
+        waits = [set(waited) for waited in made.order.edges]
+        change(waits)
+        edges = tuple(tuple(sorted(each)) for each in waits)
+        return replace(made, order=Order(edges, made.order.before, lanes))
+
+    return broken
+
+
+def moved(block: int, index: int, offset: int) -> Callable[[Any], dict[str, Any]]:
+    """An intermediate elsewhere in a block of a step."""
+
+    def changed(was: Any) -> dict[str, Any]:
+        blocks = list(was.blocks)
+        nbytes, died, offsets = blocks[block]
+        blocks[block] = (nbytes, died, {**offsets, index: offset})
+        return {"blocks": tuple(blocks)}
+
+    return changed
+
+
+def both(*breaks: Break) -> Break:
+    def broken(made: Program) -> Program:
+        for one in breaks:
+            made = one(made)
+        return made
+
+    return broken
+
+
+def eager(made: Program) -> Any:
+    """The first eager call."""
+    return made.calls[0].eager
+
+
+FRESH = Output(OutputKind.FRESH, 0)
+
+# l0 mm  l1 sigmoid  l2 bernoulli (eager)  l3 mm  l4 sort (eager)  l5 mm
+BROKEN: dict[str, tuple[str, Break, str, str]] = {
+    # launches
+    "a launch twice": ("mlp", launch(1, index=0), "numbers", "l0 (cpp"),
+    "a use of no word": ("mlp", launch(0, words=()), "numbers", "uses word 0, and has 0"),
+    "an operand that is not allocated": (
+        "mlp",
+        launch(1, read_only=frozenset([(POOL, 99)])),
+        "numbers",
+        "names %buf99, which is not allocated",
+    ),
+    "phases that go back": ("drawing", recording(phases=(0, 1, 0, 1, 2)), "numbers", "phases"),
+    "phases of other launches": ("drawing", recording(phases=(0, 0)), "numbers", "phases"),
+    "an allocation twice": (
+        "mlp",
+        lambda made: recording(allocations=made.recording.allocations * 2)(made),
+        "numbers",
+        "two allocations",
+    ),
+    # words
+    "a shifted offset": (
+        "mlp",
+        slot(0, 0, offset=8),
+        "words",
+        "l0 (aten.addmm.out) has a word 0 that did not point to",
+    ),
+    "a swapped slot": ("mlp", swapped(0, 0, 1), "words", "l0 (aten.addmm.out) has a word 0"),
+    "a slot of another launch": ("mlp", slot(0, 0, launch=99), "words", "l99 has no word 0"),
+    "a slot of no word": ("mlp", slot(0, 0, word=9), "words", "l0 has no word 9"),
+    "two slots of a word": (
+        "mlp",
+        lambda made: replace(made, slots=(*made.slots, made.slots[0])),
+        "words",
+        "two owners of word 0",
+    ),
+    "a word that is an address and none": (
+        "mlp",
+        lambda made: replace(made, non_pointers=(NonPointerWord(0, 0),)),
+        "words",
+        "two owners of word 0",
+    ),
+    "scratch memory that is not there": (
+        "mlp",
+        both(without_slot(0, 0), lambda made: replace(made, non_pointers=(NonPointerWord(0, 0, scratch=True),))),
+        "words",
+        "points at scratch memory, of which there is none",
+    ),
+    "an address that is left behind": ("mlp", without_slot(0, 0), "words", "without a slot: of %arg0"),
+    "a slot of nothing": ("mlp", slot(0, 0, index=77), "words", "belongs to %arg77, which no replay moves"),
+    "a slot of a constant": ("mlp", slot(0, 0, kind=CONSTANT), "words", "belongs to %const0, which no replay moves"),
+    "a slot before its allocation": ("mlp", allocation(POOL, 0, born=3), "words", "%buf0, which is allocated later"),
+    "a word outside of its allocation": (
+        "planned",
+        allocation(POOL, 0, nbytes=100),
+        "words",
+        "points to byte 192 of %buf0, which has 100",
+    ),
+    # uses
+    "a shrunk allocation": ("mlp", allocation(POOL, 0, nbytes=64), "uses", "of %buf0, which has 64"),
+    # eager calls
+    "a shrunk operand of a call": (
+        "calling",
+        both(launch(1, uses=None), launch(2, uses=None), allocation(POOL, 1, nbytes=16)),
+        "calls",
+        "l2 (aten.bernoulli.default) shows bytes 0 to 64 of %buf1, which has 16",
+    ),
+    "an operand of a call without memory": (
+        "calling",
+        both(without_slot(2, 0), lambda made: replace(made, non_pointers=(NonPointerWord(2, 0),))),
+        "calls",
+        "has no memory for tensor 0 of its call",
+    ),
+    "a draw before an earlier one": (
+        "calling",
+        lambda made: launch(2, eager=replace(eager(made), drawn=4))(made),
+        "calls",
+        "l4 (aten.sort.default) draws at 0, and what is before it at 4",
+    ),
+    "another argument for a call": (
+        "given",
+        lambda made: launch(0, eager=replace(eager(made), operands=(replace(eager(made).operands[0], argument=1),)))(
+            made
+        ),
+        "calls",
+        "l0 (aten.cos_.default) is given %arg0 for argument 1",
+    ),
+    "a result that is no operand": (
+        "given",
+        lambda made: launch(0, eager=replace(eager(made), results=(replace(eager(made).results[0], operand=1),)))(made),
+        "calls",
+        "l0 (aten.cos_.default) returns operand 1, and has 1",
+    ),
+    # outputs
+    "an output of nothing": ("mlp", recording(outputs=(Output(OutputKind.FRESH, 50),)), "outputs", "%buf50"),
+    "an output that comes later": (
+        "mlp",
+        recording(outputs=(Output(OutputKind.SAME, 1), FRESH)),
+        "outputs",
+        "output 0 is that at 1",
+    ),
+    "an output beyond its memory": (
+        "mlp",
+        lambda made: recording(
+            outputs=(*made.recording.outputs[:-1], replace(made.recording.outputs[-1], offset=1)),
+        )(made),
+        "outputs",
+        "shows bytes 4 to",
+    ),
+    # steps
+    "no steps": ("mlp", steps(lambda were: []), "steps", "is in no step"),
+    "a step that skips a launch": ("calling", step(2, lambda was: {"begin": 4}), "steps", "3 is next of 6"),
+    "a step that repeats a launch": ("calling", step(2, lambda was: {"begin": 2}), "steps", "3 is next of 6"),
+    "steps that change places": ("large", steps(lambda were: [*were[1:], were[0]]), "steps", "0 is next"),
+    "a step left out at the end": ("calling", steps(lambda were: were[:-1]), "steps", "l5 (aten.mm.default) is in no"),
+    "a step of nothing": (
+        "calling",
+        steps(lambda were: [*were, GraphSegment(6, 6, (), (), (), ())]),
+        "steps",
+        "launches 6 to 6",
+    ),
+    "an eager call within a segment": (
+        "calling",
+        steps(lambda were: [replace(were[0], end=3), *were[2:]]),
+        "steps",
+        "l2 (aten.bernoulli.default) is an eager call within the segment of step 0",
+    ),
+    "an eager step of a launch": (
+        "calling",
+        steps(lambda were: [*were[:2], replace(were[1], begin=3, end=4), *were[3:]]),
+        "steps",
+        "l3 (aten.mm.default) is no step of one eager call",
+    ),
+    "another call in the place of one": (
+        "calling",
+        lambda made: step(1, lambda was: {"call": made.calls[1].eager})(made),
+        "steps",
+        "l2 (aten.bernoulli.default) is no step of one eager call",
+    ),
+    # order
+    "an order of other launches": (
+        "lanes",
+        lambda made: replace(made, order=Order.of([set()])),
+        "order",
+        "orders 1 launches in 0 lanes, and there are",
+    ),
+    "a launch that waits for a later one": (
+        "lanes",
+        waiting(lambda waits: waits[2].add(5)),
+        "order",
+        "l2 (cpp_fused_relu_0) waits for l5, which is no earlier one",
+    ),
+    "launches of a lane side by side": (
+        "lanes",
+        lambda made: waiting(lambda waits: None, (0,) * len(made.recording.launches))(made),
+        "order",
+        "in lane 0",
+    ),
+    # layout
+    "a place of nothing": ("mlp", placed(60, 0), "layout", "%buf60 is at byte 0"),
+    "a place that is not aligned": ("branches", placed(0, 8), "layout", "%buf0 is at byte 8 of 960 of the workspace"),
+    "a place beyond the workspace": ("branches", placed(1, 1 << 20), "layout", "%buf1 is at byte 1048576"),
+    "a workspace that is too small": ("branches", layout(nbytes=64), "layout", "of 64 of the workspace"),
+    "an output in the workspace": (
+        "branches",
+        lambda made: layout(fresh=made.layout.fresh[1:])(made),
+        "layout",
+        "%buf2 needs memory of its own",
+    ),
+    "memory of its own for nothing": (
+        "branches",
+        lambda made: layout(fresh=(*made.layout.fresh, 40))(made),
+        "layout",
+        "%buf40 has memory of its own",
+    ),
+    "an intermediate without a place": (
+        "branches",
+        lambda made: layout(offsets={i: at for i, at in made.layout.offsets.items() if i != 4})(made),
+        "layout",
+        "l4 (aten.mm.out) uses %buf4, which has no place",
+    ),
+    "an intermediate in two places": ("branches", placed(2, 0), "layout", "%buf2 has two places"),
+    "intermediates that are alive together in one place": (
+        "branches",
+        placed(5, 64),
+        "layout",
+        "l6 (aten.mm.out) uses %buf5, which shares bytes with %buf4, while that may be in use",
+    ),
+    "intermediates of a phase in one place": (
+        "branches",
+        recording(phases=(0, *[1] * 14)),
+        "layout",
+        "l4 (aten.mm.out) uses %buf4, which shares bytes with %buf3, while that may be in use",
+    ),
+    # memory
+    "intermediates that share bytes of a block": (
+        "branches",
+        step(0, moved(0, 5, 64)),
+        "memory",
+        "l6 (aten.mm.out) uses %buf5, which shares bytes with %buf4, while that may be in use",
+    ),
+    "an intermediate outside of its block": ("branches", step(0, moved(0, 5, 960)), "memory", "%buf5 is at byte 960"),
+    "an intermediate in no block": (
+        "branches",
+        step(0, lambda was: {"blocks": ()}),
+        "memory",
+        "l0 (aten.randint.low_out) uses %buf0, which has no memory",
+    ),
+    "an intermediate in two blocks": (
+        "branches",
+        step(0, lambda was: {"blocks": was.blocks * 2}),
+        "memory",
+        "step 0 has a second place for %buf0",
+    ),
+    "a block that is gone before it comes": (
+        "large",
+        step(1, lambda was: {"blocks": tuple((n, 0, o) for n, _, o in was.blocks)}),
+        "memory",
+        "a block of step 1 lives until step 0",
+    ),
+    "a block that is given back too early": (
+        "large",
+        step(0, lambda was: {"blocks": tuple((n, 0, o) for n, _, o in was.blocks)}),
+        "memory",
+        "in step 1, which is let go of after step 0",
+    ),
+    "an output in a block": (
+        "branches",
+        step(0, lambda was: {"blocks": (*was.blocks, (192, 0, {2: 0}))}),
+        "memory",
+        "%buf2 has memory of its own, and a place in a block",
+    ),
+    "an output that nobody takes": (
+        "branches",
+        step(0, lambda was: {"taken": was.taken[1:]}),
+        "memory",
+        "no step takes %buf2",
+    ),
+    "an output that is taken too late": (
+        "large",
+        both(
+            lambda made: step(1, lambda was: {"taken": (*was.taken, made.steps[0].taken[0])})(made),
+            step(0, lambda was: {"taken": was.taken[1:]}),
+        ),
+        "memory",
+        "uses %buf1 in step 0, which has memory from step 1 on",
+    ),
+    "memory that is taken twice": (
+        "branches",
+        step(0, lambda was: {"taken": was.taken * 2}),
+        "memory",
+        "step 0 takes %buf2, which is not for it to take",
+    ),
+    "an intermediate that is taken": (
+        "branches",
+        step(0, lambda was: {"taken": (*was.taken, 0)}),
+        "memory",
+        "step 0 takes %buf0, which is not for it to take",
+    ),
+    "an output that is released": (
+        "branches",
+        step(0, lambda was: {"released": (2,)}),
+        "memory",
+        "step 0 releases %buf2, which is not for it to release",
+    ),
+    "an operand of a call that is released before": (
+        "calling",
+        both(
+            step(0, lambda was: {"released": (1,)}),
+            step(1, lambda was: {"released": ()}),
+        ),
+        "memory",
+        "l2 (aten.bernoulli.default) uses %buf1 in step 1, which is let go of after step 0",
+    ),
+    "memory that is released twice": (
+        "calling",
+        step(3, lambda was: {"released": (*was.released, 1)}),
+        "memory",
+        "step 3 releases %buf1, which is not for it to release",
+    ),
+    "an argument that is dropped before its last use": (
+        "large",
+        step(0, lambda was: {"dead": (0,)}),
+        "memory",
+        "%arg0",
+    ),
+    "an argument that is returned, and dropped": (
+        "calling",
+        step(4, lambda was: {"dead": (*was.dead, 0)}),
+        "memory",
+        "step 4 drops %arg0, which is not for it to drop",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_break_is_named(name: str) -> None:
+    source, broken, rule, said = BROKEN[name]
+    made = PROGRAMS[source]()
+    verify(made)
+    with pytest.raises(ProgramError) as caught:
+        verify(broken(made))
+    assert caught.value.rule == rule, caught.value
+    assert said in str(caught.value)
+    assert caught.value.reason == "invalid-program"
+
+
+def test_an_edge_that_is_missing_is_named() -> None:
+    """No edge says what others say."""
+    given = CAPTURED["branches"]()
+    order = order_of(given.recording, given.slots)
+    made = with_steps(replace(given, order=order, layout=plan(given.recording, given.slots, order)))
+    edges = [(a, b) for b, waited in enumerate(order.edges) for a in waited]
+    verify_edges(made, edges)
+    for earlier, later in edges:
+        with pytest.raises(ProgramError) as caught:
+            verify(waiting(lambda waits, a=earlier, b=later: waits[b].remove(a))(made))  # type: ignore[misc]
+        assert (caught.value.rule, caught.value.launch) == ("waits", later)
+        unordered = re.search(r"does not wait for l(\d+) ", str(caught.value))
+        assert unordered is not None
+        assert int(unordered[1]) == earlier or order.before[earlier] >> int(unordered[1]) & 1
+        assert caught.value.reason == "unordered-launches"
+
+
+def test_draws_keep_their_order() -> None:
+    """Two launches that draw into memory of their own depend on nothing else."""
+    made = DEFAULT_PASSES(replace(CAPTURED["draws"](), steps=()), "dependences")
+    drawing = [launch.index for launch in made.recording.launches if launch.random]
+    assert len(drawing) > 2
+    with pytest.raises(ProgramError, match=rf"l{drawing[-1]} .* does not wait for l{drawing[-2]} ") as caught:
+        verify(waiting(lambda waits: waits[drawing[-1]].clear())(made))
+    assert caught.value.rule == "waits"
+
+
+def test_a_stale_closure_of_edges_is_not_trusted() -> None:
+    made = in_lanes()
+    assert made.order is not None
+    edges = tuple(() for _ in made.order.edges)
+    with pytest.raises(ProgramError, match="does not wait for"):
+        verify(replace(made, order=replace(made.order, edges=edges, lanes=())))
+
+
+def test_no_driver_replays_a_broken_program() -> None:
+    with pytest.raises(ProgramError, match="words: l0 "):
+        HostDriver().instantiate(slot(0, 0, offset=8)(CAPTURED["mlp"]()))
+
+
+@settings(deadline=None, max_examples=300)
+@given(made_up(), st.data())
+def test_intermediates_share_bytes_exactly_where_all_launches_of_one_wait_for_the_others(
+    made: Program, data: st.DataObject
+) -> None:
+    """The definition, pair by pair."""
+    made = with_steps(made)
+    offsets = {index: 8 * data.draw(st.integers(0, 2)) for index in made.layout.offsets}
+    made = replace(made, layout=Layout(24, offsets, ()), recording=replace(made.recording, alignment=8))
+    calls, phases = made.recording.calls(), made.recording.phases or range(len(made.recording.launches))
+    order = made.order
+
+    def waits(later: int, earlier: int) -> bool:
+        return phases[earlier] < phases[later] if order is None else bool(order.before[later] >> earlier & 1)
+
+    users = {index: {at for s in made.slots if s.key == (POOL, index) for at in calls[s.launch]} for index in offsets}
+    apart = all(
+        abs(offsets[a] - offsets[b]) >= 8
+        or all(waits(x, y) for x in users[a] for y in users[b])
+        or all(waits(y, x) for x in users[a] for y in users[b])
+        for a, b in combinations(offsets, 2)
+    )
+    if apart:
+        verify(made)
+    else:
+        with pytest.raises(ProgramError, match="shares bytes with") as caught:
+            verify(made)
+        assert caught.value.rule == "layout"
+
+
+@settings(deadline=None, max_examples=200)
+@given(made_up(), st.data())
+def test_steps_that_skip_or_repeat_launches_are_refused(made: Program, data: st.DataObject) -> None:
+    made = with_steps(made)
+    bounds = data.draw(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=3))
+    count = len(made.recording.launches)
+    whole = [at for begin, end in bounds for at in range(begin, end)] == list(range(count))
+    if whole and all(begin < end for begin, end in bounds):
+        return
+    wrong = tuple(GraphSegment(begin, end, (), (), (), ()) for begin, end in bounds)
+    with pytest.raises(ProgramError) as caught:
+        verify(replace(made, steps=wrong))
+    assert caught.value.rule == "steps"
