@@ -18,7 +18,7 @@ from typing import IO, Any
 import click
 
 from pygraph import __version__
-from pygraph.errors import PygraphError, Span
+from pygraph.errors import ProgramError, PygraphError, Span
 from pygraph.logs import configure, progress_lines
 from pygraph.text.words import name_text
 
@@ -45,14 +45,19 @@ class Failure(click.ClickException):
 
 @contextmanager
 def failing(source: str = "", text: str = "") -> Iterator[None]:
-    """Turn PyGraph's exceptions into a Failure. ``text``, read from ``source``, shows the node that they name."""
+    """Turn PyGraph's exceptions into a Failure. ``text``, read from ``source``, shows the node or launch that they
+    name."""
     try:
         yield
     except PygraphError as error:
-        if not hasattr(error, "node"):
+        if isinstance(error, ProgramError):
+            name = f"l{error.launch}"
+        elif hasattr(error, "node"):
+            name = f"[%^]{re.escape(name_text(error.node or ''))}"
+        else:
             raise Failure(str(error)) from error
         # a node that a pass made has no line
-        defined = re.search(rf"^[^\S\n]*([%^]{re.escape(name_text(error.node or ''))})(?=[\s:=])", text, re.MULTILINE)
+        defined = re.search(rf"^[^\S\n]*({name})(?=[\s:=])", text, re.MULTILINE)
         if defined is None:
             raise Failure(f"{source}: {error}") from error
         before = text[: defined.start(1)]

@@ -23,6 +23,8 @@ import torch
 from pygraph.ir import parse_graph, verify
 from pygraph.ir.dims import FUNCTIONS
 from pygraph.passes import default_registry
+from pygraph.program.text import parse_program
+from pygraph.program.verify import verify as verify_program
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -86,7 +88,12 @@ def test_every_block_prints_what_is_shown(page: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     run(page, "")
     for block in blocks(page, "pgir"):
-        verify(parse_graph(block.text))
+        if block.text.startswith("program"):
+            program = parse_program(block.text)
+            verify_program(program)
+            assert str(program) == block.text
+        else:
+            verify(parse_graph(block.text))
     if page.stem == "operation":  # metrics are fed
         kinds = [each.args[0] for each in client.Counter.return_value.labels.call_args_list]
         assert kinds == ["released", "captured"]

@@ -175,6 +175,10 @@ def test_commands_refuse_a_program_that_is_wrong_or_cannot_be_run(file: Path) ->
     refused = run("opt", "-", stdin=wrong)
     assert (refused.exit_code, "invalid-program" in refused.stderr) == (1, True)
     assert run("opt", "-", "--no-verify", stdin=wrong).exit_code == 0
+    shown = run("opt", "-", stdin=file.read_text().replace("born = 3", "born = 9")).stderr
+    assert "words: l3 (aten.sort.stable) has a word 1 that belongs to %buf2, which is allocated later" in shown
+    (line,) = re.findall(r"<stdin>:(\d+):3: invalid-program", shown)
+    assert file.read_text().split("\n")[int(line) - 1].startswith("  l3 = ")
     assert "runs on a graph, and this is a launch program" in run("opt", file, "-p", "legality").stderr
     ran = run("run", file)
     assert (ran.exit_code, "a launch program is replayed where it was captured" in ran.stderr) == (1, True)
