@@ -1,12 +1,9 @@
 """Answers Inductor's lowering and scheduler while it compiles: where to cut, in which order, and what became of it.
 
-    GraphLowering.run_node            ▸ PartitionHooks.realize             values that leave a region are buffers
-    Scheduler.can_fuse                ▸ PartitionHooks.may_fuse            no kernel spans the bounds of a region
-    Scheduler.should_partition        ▸ PartitionHooks.should_partition    the reason why a node stays outside, or None
-    Scheduler.process_grouped_nodes   ▸ PartitionHooks.arrange             the order in which the program runs
-    Scheduler.graph_partition         ▸ PartitionHooks.cut                 the partitions
-                                        PartitionHooks.record              what each of them holds
-    Scheduler.get_graph_partition_signature ▸ _share                       memory that several partitions write parts of
+    can_fuse(a, b)  ─┬─ hooks active on this thread: _fuse(hooks, can_fuse, scheduler, a, b)
+                     └─ none:                         can_fuse(scheduler, a, b), as ever
+
+``REPLACEMENTS`` lists the methods of Inductor's that are replaced, by what, and what for.
 
 The partitions are exactly the regions where a pass of the user's drew these. Otherwise only what is outside cuts the
 program, and Inductor fuses and orders across the bounds of regions: of independent nodes, partitioning chose those.
@@ -41,7 +38,7 @@ from pygraph.passes.legality import Legality
 from pygraph.passes.region_order import Kind, Time, fewest_runs, runs, settle
 from pygraph.program.recording import DRAWS_IF_CALLED, WAIT
 
-__all__ = ["PartitionHooks"]
+__all__ = ["REPLACEMENTS", "PartitionHooks", "Replacement"]
 
 UNKNOWN = "unknown-node"
 
@@ -374,7 +371,7 @@ class PartitionHooks:
         )
 
 
-# -- hooks into the scheduler -----------------------------------------------------------------------------------------
+# -- methods of Inductor's that are replaced --------------------------------------------------------------------------
 
 _active: ContextVar[PartitionHooks | None] = ContextVar("partition_hooks", default=None)
 _expecting: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -386,85 +383,117 @@ def _listener() -> PartitionHooks | None:
     return None if isinstance(compat.inductor_virtualized.graph, compat.SubgraphLowering) else _active.get()
 
 
+Method = Callable[..., Any]
+"""A method of Inductor's, without an instance."""
+
+
+def _lower(hooks: PartitionHooks, lower: Method, lowering: Any, node: Any) -> Any:
+    value = lower(lowering, node)
+    hooks.realize(node, value)
+    return value
+
+
+def _depend(_hooks: PartitionHooks, depend: Method, scheduler: Any) -> None:
+    _order_views(scheduler.nodes)
+    depend(scheduler)
+
+
+def _fuse(hooks: PartitionHooks, fuse: Method, scheduler: Any, one: Any, other: Any, *rest: Any, **more: Any) -> bool:
+    return hooks.may_fuse(one, other) and fuse(scheduler, one, other, *rest, **more)
+
+
+def _keep_outside(hooks: PartitionHooks, _ask: Method, _scheduler: Any, node: Any) -> str | None:
+    return hooks.should_partition(node)
+
+
+def _arrange(hooks: PartitionHooks, group: Method, scheduler: Any) -> None:
+    group(scheduler)
+    if not getattr(scheduler, "_multi_stream_nodes", False):
+        scheduler.nodes = hooks.arrange(scheduler.nodes)
+
+
+def _partition(hooks: PartitionHooks, partition: Method, scheduler: Any) -> tuple[Any, Any]:
+    partitions = hooks.cut(scheduler.nodes)
+    if partitions is None:
+        partitions, signatures = partition(scheduler)
+    else:
+        skipped = [not hooks.is_inside(run) for run in partitions]
+        signatures = scheduler.get_graph_partition_signature(partitions=partitions, skip_cudagraphs=skipped)
+        scheduler.compute_graph_partition_maps(signatures)
+    graph: Any = compat.inductor_virtualized.graph
+    record = hooks.record(partitions, [not signature.skip_cudagraph for signature in signatures])
+    graph.partition_maps = RecordedMaps(graph.partition_maps, record)
+    return partitions, signatures
+
+
+def _sign(_hooks: PartitionHooks, sign: Method, scheduler: Any, partitions: Any, skip_cudagraphs: Any) -> Any:
+    signatures = sign(scheduler, partitions, skip_cudagraphs)
+    _share(scheduler, partitions, signatures)
+    return signatures
+
+
+def _call(_hooks: PartitionHooks, wrap: Method, scheduler: Any, partition: Any, signature: Any) -> None:
+    for whole in {whole for s in partition for b in s.get_outputs() for whole in _wholes(b.node)}:
+        if whole in signature.input_nodes:  # allocated here, if that was not done yet
+            scheduler.current_node = partition[0]
+            compat.inductor_virtualized.graph.wrapper_code.codegen_allocation(signature.input_nodes[whole])
+    wrap(scheduler, partition, signature)
+
+
+def _generate(_hooks: PartitionHooks, generate: Method, scheduler: Any, nodes: list[Any]) -> None:
+    _expect_sizes(compat.inductor_virtualized.graph.wrapper_code)
+    generate(scheduler, nodes)
+
+
+class Replacement(NamedTuple):
+    """A method of Inductor's that is replaced.
+
+    Args:
+        owner: its class
+        method: its name
+        by: called in its place with the hooks, the method itself, and the method's arguments
+        purpose: what becomes of the program
+    """
+
+    owner: Any
+    method: str
+    by: Method
+    purpose: str
+
+
+_LOWERING, _SCHEDULER = compat.GraphLowering, compat.Scheduler
+
+REPLACEMENTS = (
+    Replacement(_LOWERING, "run_node", _lower, "values that leave an exact region are buffers"),
+    Replacement(_SCHEDULER, "compute_dependencies", _depend, "reads and writes through views keep their order"),
+    Replacement(_SCHEDULER, "can_fuse", _fuse, "no kernel spans the bounds of an exact region"),
+    Replacement(_SCHEDULER, "should_partition", _keep_outside, "what is decided outside of regions cuts the program"),
+    Replacement(_SCHEDULER, "process_grouped_nodes", _arrange, "the order is as decided, or has fewer regions"),
+    Replacement(_SCHEDULER, "graph_partition", _partition, "exact regions are partitions; the program is recorded"),
+    Replacement(_SCHEDULER, "get_graph_partition_signature", _sign, "partitions take a buffer that several write into"),
+    Replacement(_SCHEDULER, "_codegen_partition_wrapper", _call, "that buffer is allocated before the first of them"),
+    Replacement(_SCHEDULER, "_codegen", _generate, "programs and partitions check the sizes of their inputs"),
+)
+"""In the order in which Inductor calls them."""
+
+
 @functools.cache
 def _install() -> None:
-    """Hook into Inductor's scheduler, once for the process. Without a listener nothing changes."""
-    scheduler: Any = compat.Scheduler
-    ask, grouped, partition = scheduler.should_partition, scheduler.process_grouped_nodes, scheduler.graph_partition
-    generate, sign = scheduler._codegen, scheduler.get_graph_partition_signature
-    wrap, depend = scheduler._codegen_partition_wrapper, scheduler.compute_dependencies
-    lowering: Any = compat.GraphLowering
-    fuse, lower = scheduler.can_fuse, lowering.run_node
+    """Replace the methods, once for the process: threads compile side by side."""
+    for replaced in REPLACEMENTS:
+        original = getattr(replaced.owner, replaced.method)
+        setattr(replaced.owner, replaced.method, _answering(original, replaced.by))
 
-    def compute_dependencies(self: Any) -> None:
-        if _listener() is not None:
-            _order_views(self.nodes)
-        depend(self)
 
-    def should_partition(self: Any, node: Any) -> str | None:
-        listener = _listener()
-        return ask(self, node) if listener is None else listener.should_partition(node)
+def _answering(original: Method, by: Method) -> Method:
+    """The method in whose place ``by`` is called while hooks are active."""
 
-    def process_grouped_nodes(self: Any) -> None:
-        grouped(self)
-        listener = _listener()
-        if listener is not None and not getattr(self, "_multi_stream_nodes", False):
-            self.nodes = listener.arrange(self.nodes)
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        hooks = _listener()
+        return original(*args, **kwargs) if hooks is None else by(hooks, original, *args, **kwargs)
 
-    def can_fuse(self: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
-        listener = _listener()
-        return (listener is None or listener.may_fuse(one, other)) and fuse(self, one, other, *args, **kwargs)
-
-    def run_node(self: Any, node: Any) -> Any:
-        value = lower(self, node)
-        listener = _listener()
-        if listener is not None:
-            listener.realize(node, value)
-        return value
-
-    def graph_partition(self: Any) -> tuple[Any, Any]:
-        listener = _listener()
-        partitions = None if listener is None else listener.cut(self.nodes)
-        if listener is None or partitions is None:
-            partitions, signatures = partition(self)
-        else:
-            skipped = [not listener.is_inside(run) for run in partitions]
-            signatures = self.get_graph_partition_signature(partitions=partitions, skip_cudagraphs=skipped)
-            self.compute_graph_partition_maps(signatures)
-        if listener is not None:
-            graph: Any = compat.inductor_virtualized.graph
-            record = listener.record(partitions, [not signature.skip_cudagraph for signature in signatures])
-            graph.partition_maps = RecordedMaps(graph.partition_maps, record)
-        return partitions, signatures
-
-    def get_graph_partition_signature(self: Any, partitions: Any, skip_cudagraphs: Any) -> Any:
-        signatures = sign(self, partitions, skip_cudagraphs)
-        if _listener() is not None:
-            _share(self, partitions, signatures)
-        return signatures
-
-    def _codegen_partition_wrapper(self: Any, partition: Any, signature: Any) -> None:
-        if _listener() is not None:
-            for whole in {whole for s in partition for b in s.get_outputs() for whole in _wholes(b.node)}:
-                if whole in signature.input_nodes:  # allocated here, if that was not done yet
-                    self.current_node = partition[0]
-                    compat.inductor_virtualized.graph.wrapper_code.codegen_allocation(signature.input_nodes[whole])
-        wrap(self, partition, signature)
-
-    def _codegen(self: Any, nodes: list[Any]) -> None:
-        if _listener() is not None:
-            _expect_sizes(compat.inductor_virtualized.graph.wrapper_code)
-        generate(self, nodes)
-
-    lowering.run_node = run_node
-    scheduler.can_fuse = can_fuse
-    scheduler.compute_dependencies = compute_dependencies
-    scheduler.should_partition = should_partition
-    scheduler.process_grouped_nodes = process_grouped_nodes
-    scheduler.graph_partition = graph_partition
-    scheduler.get_graph_partition_signature = get_graph_partition_signature
-    scheduler._codegen = _codegen
-    scheduler._codegen_partition_wrapper = _codegen_partition_wrapper
+    return method
 
 
 def _share(scheduler: Any, partitions: Sequence[Sequence[Any]], signatures: Sequence[Any]) -> None:
