@@ -8,6 +8,7 @@ from __future__ import annotations
 from pygraph.ir.effects import NAMED
 from pygraph.ir.graph import Graph
 from pygraph.ir.node import KernelNode, Value
+from pygraph.waits import WHOLE, Waits
 
 
 def memory_roots(graph: Graph) -> dict[Value, Value]:
@@ -43,41 +44,18 @@ def dependences(graph: Graph) -> list[tuple[KernelNode, KernelNode]]:
     roots = memory_roots(graph)
     # reads of memory that nobody writes order nothing: most graphs write little
     written = {roots[node.inputs[position]] for node in graph.nodes for position in node.effects.writes}
-    writer: dict[Value, KernelNode] = {}
-    readers: dict[Value, dict[KernelNode, None]] = {root: {} for root in written}
-    chains: dict[tuple[str, str], KernelNode] = {}
-    barrier: KernelNode | None = None
-    since_barrier: dict[KernelNode, None] = {}
+    waits: Waits[Value] = Waits()
     edges: list[tuple[KernelNode, KernelNode]] = []
-    for node in graph.nodes:
+    nodes = list(graph.nodes)
+    for place, node in enumerate(nodes):
         effects = node.effects
         before = {value.producer: None for value in node.inputs if value.producer is not None}
         before.update(node.after)
-        for position in range(len(node.inputs)) if effects.reads is None else effects.reads:
-            root = roots[node.inputs[position]]
-            if root in written:
-                if root in writer:
-                    before[writer[root]] = None
-                readers[root][node] = None
-        for position in effects.writes:
-            root = roots[node.inputs[position]]
-            if root in writer:
-                before[writer[root]] = None
-            before.update(readers[root])
-            writer[root], readers[root] = node, {}
-        for kind in NAMED:
-            chain = (kind, getattr(effects, kind))
-            if chain in chains:
-                before[chains[chain]] = None
-            if chain[1] is not None:
-                chains[chain] = node
-        if barrier is not None:
-            before[barrier] = None
-        if effects.barrier:
-            before.update(since_barrier)
-            barrier, since_barrier = node, {}
-        else:
-            since_barrier[node] = None
-        before.pop(node, None)
+        reads = (roots[node.inputs[at]] for at in (range(len(node.inputs)) if effects.reads is None else effects.reads))
+        used = [(root, WHOLE, False) for root in reads if root in written]
+        used += [(roots[node.inputs[at]], WHOLE, True) for at in effects.writes]
+        chains = [(kind, name) for kind in NAMED if (name := getattr(effects, kind)) is not None]
+        earlier = waits.add(place, None if effects.barrier else used, chains)
+        before.update(dict.fromkeys(nodes[at] for at in sorted(earlier)))
         edges += [(first, node) for first in before]
     return edges

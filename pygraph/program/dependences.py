@@ -10,19 +10,16 @@ and all behind it for it. Pure functions over a Recording and its slots.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Sequence
 
-from pygraph.program.order import Order
+from pygraph.program.order import Order, levels
 from pygraph.program.program import Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Launch, Recording
+from pygraph.waits import Waits
 
-__all__ = ["Waits", "accesses_of", "in_lanes", "order_of"]
+__all__ = ["accesses_of", "chains", "in_lanes", "order_of"]
 
 _Key = tuple[AllocationKind, int]
-_Memory = TypeVar("_Memory", bound=Hashable)
 
 _CROSSING = 0.5
 """How much later a launch starts behind one of another lane, in launches. With 0.25 or 0.75, the suite's models have
@@ -37,8 +34,14 @@ def order_of(recording: Recording, slots: Sequence[Slot]) -> Order:
     table: Waits[_Key] = Waits()
     waits: list[set[int]] = []
     for launch, accesses in zip(recording.launches, accesses_of(recording, slots), strict=True):
-        waits.append(table.add(launch, None if accesses is None else [(a.key, a.bytes, a.writes) for a in accesses]))
+        used = None if accesses is None else [(access.key, access.bytes, access.writes) for access in accesses]
+        waits.append(table.add(launch.index, used, chains(launch)))
     return Order.of(waits)
+
+
+def chains(launch: Launch) -> list[str]:
+    """What keeps the order of ``launch`` among others: it draws random numbers, or talks to other ranks."""
+    return ["random"] * launch.random + ["collective"] * launch.functional
 
 
 def in_lanes(order: Order, most: int) -> Order:
@@ -81,11 +84,12 @@ def in_lanes(order: Order, most: int) -> Order:
 
 def _rest(order: Order) -> list[int]:
     """How many launches the longest path from each has, with itself."""
-    rest = [1] * len(order.edges)
-    for launch in reversed(range(len(rest))):
-        for waited in order.edges[launch]:
-            rest[waited] = max(rest[waited], rest[launch] + 1)
-    return rest
+    last = len(order.edges) - 1
+    behind: list[list[int]] = [[] for _ in order.edges]
+    for launch, waited in enumerate(order.edges):
+        for earlier in waited:
+            behind[last - earlier].append(last - launch)
+    return [level + 1 for level in reversed(levels(behind))]
 
 
 def accesses_of(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Access] | None]:
@@ -119,56 +123,3 @@ def accesses_of(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Ac
 def _place(word: int, slot: Slot | None) -> tuple[_Key, int]:
     """The memory that a word points into, and how far."""
     return (_FIXED, word) if slot is None else (slot.key, slot.offset)
-
-
-@dataclass(slots=True)
-class _Used:
-    """Launches that use an allocation, of those that a later one may still have to wait for."""
-
-    reads: list[tuple[int, Bytes]] = field(default_factory=list)
-    writes: list[tuple[int, Bytes]] = field(default_factory=list)
-
-
-class Waits(Generic[_Memory]):
-    """Who used what, up to some launch."""
-
-    def __init__(self) -> None:
-        self._used: defaultdict[_Memory, _Used] = defaultdict(_Used)
-        self._open: set[int] = set()
-        """Launches that no later one waits for, since the last one that all wait for."""
-        self._last: int | None = None
-        self._drew: int | None = None
-        self._sent: int | None = None
-
-    def add(self, launch: Launch, accesses: Sequence[tuple[_Memory, Bytes, bool]] | None) -> set[int]:
-        """The launches that this one, the next, waits for: (memory, bytes, whether they are written) is what it uses;
-        None: anything."""
-        waits = {number for number in (self._last,) if number is not None}
-        if launch.random:
-            waits.update(number for number in (self._drew,) if number is not None)
-            self._drew = launch.index
-        if launch.functional:
-            waits.update(number for number in (self._sent,) if number is not None)
-            self._sent = launch.index
-        if accesses is None:
-            waits |= self._open
-            self._used.clear()
-            self._open.clear()
-            self._last = launch.index
-            return waits
-        for memory, there, writes in accesses:
-            if memory in self._used:
-                used = self._used[memory]
-                met = used.writes + used.reads if writes else used.writes
-                waits.update(number for number, where in met if where.meets(there))
-        for memory, there, writes in accesses:
-            used = self._used[memory]
-            if writes:
-                used.reads = [each for each in used.reads if not there.covers(each[1])]
-                used.writes = [each for each in used.writes if not there.covers(each[1])]
-                used.writes.append((launch.index, there))
-            else:
-                used.reads.append((launch.index, there))
-        self._open -= waits
-        self._open.add(launch.index)
-        return waits

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Order"]
+__all__ = ["Order", "levels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,13 @@ class Order:
 
     def depths(self, begin: int, end: int) -> dict[int, int]:
         """How many launches the longest path to each of those from ``begin`` to ``end`` (excluded) has, among these."""
-        found: dict[int, int] = {}
-        for launch in range(begin, end):
-            found[launch] = 1 + max((found[waited] for waited in self.edges[launch] if waited >= begin), default=0)
-        return found
+        found = levels([[waited - begin for waited in each if waited >= begin] for each in self.edges[begin:end]])
+        return dict(zip(range(begin, end), (level + 1 for level in found), strict=True))
+
+
+def levels(before: Iterable[Iterable[int]]) -> list[int]:
+    """The length of the longest path to each of several things, which are behind the earlier ones in ``before``."""
+    found: list[int] = []
+    for sources in before:
+        found.append(max((found[source] + 1 for source in sources), default=0))
+    return found

@@ -29,7 +29,7 @@ from operator import and_, itemgetter
 from typing import TypeAlias
 
 from pygraph.errors import ProgramError
-from pygraph.program.dependences import Waits, accesses_of
+from pygraph.program.dependences import accesses_of, chains
 from pygraph.program.order import Order
 from pygraph.program.program import EagerStep, NonPointerWord, Program, Slot, returned_by_calls, used_by_calls
 from pygraph.program.recording import (
@@ -42,6 +42,7 @@ from pygraph.program.recording import (
     TensorLayout,
     name_of,
 )
+from pygraph.waits import Waits
 
 __all__ = ["stray_uses", "verify", "verify_edges"]
 
@@ -316,7 +317,7 @@ def _unordered(
                 continue
             used = accesses[launch.index]
             physical = None if used is None else [_moved(places or {}, number, access) for access in used]
-            for other in sorted(table.add(launch, physical)):
+            for other in sorted(table.add(launch.index, physical, chains(launch))):
                 if not before[launch.index] >> other & 1:
                     yield launch, f"does not wait for l{other} ({program.recording.launches[other].name})"
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pygraph.colours import colour
 from pygraph.ir import KernelNode, dependences
 from pygraph.ir.text.print import type_text
+from pygraph.program.order import levels
 from pygraph.report.facts import clean, coloured_as, membership
 from pygraph.report.model import GraphReport, Uncaptured
 
@@ -164,9 +165,7 @@ def _lay_out(boxes: list[Box], edges: Sequence[tuple[int, int, str]]) -> Picture
 
 def _rows(before: list[list[int]], after: list[list[int]]) -> list[int]:
     """The row of each box: that of its longest path, then as near to its users as that shortens edges."""
-    row = [0] * len(before)
-    for box, sources in enumerate(before):
-        row[box] = max((row[a] + 1 for a in sources), default=0)
+    row = levels(before)
     for box in reversed(range(len(row))):
         if after[box] and len(after[box]) >= len(before[box]):
             row[box] = min(row[b] for b in after[box]) - 1
