@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from pygraph.bench.sides import PROGRAM_ORDER
-from pygraph.program.default import ordered
+from pygraph.program.default import ordered, renamed
 from pygraph.program.dependences import order_of
 from pygraph.program.order import Order
 from pygraph.program.program import Program
@@ -44,8 +44,7 @@ def replayed(name: str) -> tuple[list[Program], list[float]]:
             programs.append(made.program)
         return made
 
-    # no buffer is shared, as where launches may run side by side
-    with mock.patch.object(region, "capture", noted), torch._inductor.config.patch(allow_buffer_reuse=False):
+    with mock.patch.object(region, "capture", noted):
         step, _ = built(workloads()[name], PROGRAM_ORDER, "cuda", tiny=False)
         for _ in range(WARM):
             step()
@@ -91,6 +90,7 @@ def main() -> None:
     for program in programs:
         launches = program.recording.launches
         own, times = times[: len(launches)], times[len(launches) :]
+        program = renamed(program)[0]
         order, kept = order_of(program.recording, program.slots), ordered(program, "dependences")[0].order
         found.append(
             {

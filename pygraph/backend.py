@@ -72,7 +72,7 @@ def pygraph(
     compat.mend_number_writes()
     compat.mend_patterns()
     devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
-    settings, patches = _settings(mode, options, devices)
+    settings, patches = _settings(mode, options)
     if settings.disable:
         return cast("Callable[..., Any]", compat.compile_fx(gm, example_inputs, config_patches=patches))
     unusable = compat.missing_text(compat.UNUSABLE)
@@ -90,27 +90,22 @@ def pygraph(
         )
 
 
-def _settings(
-    mode: str | None = None, options: Mapping[str, Any] | None = None, devices: Collection[str] = ()
-) -> tuple[Settings, dict[str, Any]]:
+def _settings(mode: str | None = None, options: Mapping[str, Any] | None = None) -> tuple[Settings, dict[str, Any]]:
     """Options of the user for PyGraph and for Inductor, all of them checked."""
     settings = Settings.make(options)
     settings.check_passes()
-    return settings, _inductor_patches(mode, settings, devices)
+    return settings, _inductor_patches(mode, settings)
 
 
 compat.check_options(pygraph, _settings)
 
 
-def _inductor_patches(mode: str | None, settings: Settings, devices: Collection[str]) -> dict[str, Any]:
-    """Inductor's configuration for this graph. Launches that may run side by side share no buffers: those that use one
-    after the other would wait for each other, and replays place intermediates themselves."""
+def _inductor_patches(mode: str | None, settings: Settings) -> dict[str, Any]:
+    """Inductor's configuration for this graph."""
     try:
         chosen = dict(compat.list_mode_options(mode)) if mode else {}
     except RuntimeError as error:
         raise OptionError(str(error)) from error
-    if settings.order != "program" and "cuda" in devices:
-        chosen["allow_buffer_reuse"] = False
     if settings.inductor.get("triton.cudagraphs"):
         raise OptionError("inductor option 'triton.cudagraphs' cannot be combined with PyGraph, which takes its place")
     chosen.update(settings.inductor)

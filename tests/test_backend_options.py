@@ -358,7 +358,9 @@ def test_dumps_hold_each_pass_the_program_and_the_report(tmp_path: Path) -> None
         text = path.read_text()
         assert str(parse_graph(text)) == text
     programs = sorted(path.name for path in (folder / "region0").iterdir())
-    assert programs == ["00-program.pgir", "01-order.pgir", "02-layout.pgir", "03-segments.pgir"]
+    assert programs == [
+        f"{n:02}-{name}.pgir" for n, name in enumerate(("program", "rename", "order", "layout", "segments"))
+    ]
     launches = parse_program((folder / "region0" / programs[-1]).read_text()).recording.launches
     assert [launch.kind.value for launch in launches] == ["operator", "kernel", "operator"]
     assert "# region 0: may be captured" in (folder / "program.py").read_text()

@@ -204,6 +204,6 @@ def test_dumps_show_what_is_called(tmp_path: Path) -> None:
     folder = tmp_path / only().name
     text = (folder / "01-legality.pgir").read_text()
     assert str(parse_graph(text)) == text
-    launches = (folder / "region0" / "03-segments.pgir").read_text()
+    launches = (folder / "region0" / "04-segments.pgir").read_text()
     assert 'eager "quantized.pygraphfails_double.default"' in launches
     assert Path(failing.__file__).name in launches, "a launch names the user's line"

@@ -1,6 +1,6 @@
-"""Passes over launch programs: their order, where intermediates lie, where segments end.
+"""Passes over launch programs: their memory, their order, where intermediates lie, where segments end.
 
-    captured launches ──► order ──► layout ──► segments ──► what a driver replays
+    captured launches ──► rename ──► order ──► layout ──► segments ──► what a driver replays
 
 The decisions themselves are functions of ``pygraph.program.default``.
 """
@@ -15,12 +15,27 @@ from pygraph.ir import HOST, MODELS
 from pygraph.passes.base import LaunchPass, PassContext, PassResult
 from pygraph.passes.manager import PassManager
 from pygraph.passes.pipeline import sources
-from pygraph.program.default import ORDER_MEMORY, ordered, placed, segmented
+from pygraph.program.default import ORDER_MEMORY, ordered, placed, renamed, segmented
 from pygraph.program.program import Program
 
-__all__ = ["DEFAULT_LAUNCH_PIPELINE", "LaunchPipeline", "Layout", "Order", "Segments"]
+__all__ = ["DEFAULT_LAUNCH_PIPELINE", "LaunchPipeline", "Layout", "Order", "Rename", "Segments"]
 
-DEFAULT_LAUNCH_PIPELINE = "order,layout,segments"
+DEFAULT_LAUNCH_PIPELINE = "rename,order,layout,segments"
+
+
+@dataclass(frozen=True)
+class Rename(LaunchPass):
+    """Begin another allocation where a call overwrites one whole, if an order by dependences is asked for.
+
+    before:  k0 ─ k1 ─ k2 ─ k3        after:  k0 ─ k1        all of them use buf0 before
+                                              k2 ─ k3
+    """
+
+    name: ClassVar[str] = "rename"
+
+    def run(self, program: Program, ctx: PassContext) -> PassResult:
+        """Rename memory; the note has how many allocations begin anew."""
+        return _result(program, *renamed(program, ctx.order))
 
 
 @dataclass(frozen=True)

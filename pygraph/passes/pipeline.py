@@ -243,6 +243,7 @@ BUILT_IN = {
     "partitioning": "pygraph.passes.partitioning:Partitioning",
     "indirection": "pygraph.passes.indirection:Indirection",
     "selection": "pygraph.passes.selection:Selection",
+    "rename": "pygraph.passes.launches:Rename",
     "order": "pygraph.passes.launches:Order",
     "layout": "pygraph.passes.launches:Layout",
     "segments": "pygraph.passes.launches:Segments",

@@ -1,8 +1,9 @@
-"""The default decisions on a launch program: what waits for what, where intermediates lie, where segments end.
+"""The default decisions on a launch program: which allocations begin anew, what waits for what, where intermediates
+lie, where segments end.
 
-    as captured  ──►  ordered  ──►  placed  ──►  segmented
-    k0 k1 k2 k3       k0 ─ k1       a: 0         [k0 k1]  [k2 k3]
-                      k2 ─ k3       b: 512
+    as captured  ──►  renamed   ──►  ordered  ──►  placed  ──►  segmented
+    k0 k1 k2 k3       k0 a  k1 a     k0 ─ k1       a: 0         [k0 k1]  [k2 k3]
+     a  a  a  a       k2 b  k3 b     k2 ─ k3       b: 512
 
 Each takes a whole program and returns one, with a sentence for the report. ``pygraph.passes.launches`` makes passes of
 them, for pipelines; programs that AOTAutograd's cache restored are captured by these functions alone, since to import
@@ -11,7 +12,7 @@ passes takes a while.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import and_
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from pygraph.program.layout import Lifetime, apart, lifetimes, own_storage, pack
 from pygraph.program.order import Order
 from pygraph.program.program import GraphSegment, Layout, Program, Slot
 from pygraph.program.recording import Recording
+from pygraph.program.rename import rename
 from pygraph.program.steps import WORTHWHILE, cut, uncut, with_steps
 
 __all__ = [
@@ -30,8 +32,10 @@ __all__ = [
     "LaunchPasses",
     "as_captured",
     "in_order",
+    "longest_path",
     "ordered",
     "placed",
+    "renamed",
     "segmented",
 ]
 
@@ -69,6 +73,24 @@ def in_order(program: Program, order: Order | None) -> Program:
     return uncut(replace(program, order=order, layout=apart(lives, alignment, fresh)), lives)
 
 
+def renamed(program: Program, order: str = "dependences") -> tuple[Program, str]:
+    """``program`` with allocations that begin anew, for an ``order`` by dependences. In that of the capture, buffers
+    that are used again at once are in the device's cache."""
+    if order == "program":
+        return program, "nothing, in the program's order"
+    recording, slots, count = rename(program.recording, program.slots)
+    if count:
+        program = in_order(replace(program, recording=recording, slots=slots), program.order)
+    return program, f"allocations that begin anew: {count}"
+
+
+def longest_path(program: Program) -> int:
+    """How many launches wait for each other in a row, where they wait for those alone that they depend on."""
+    if program.order is not None:
+        return program.order.longest_path()
+    return order_of(*rename(program.recording, program.slots)[:2]).longest_path()
+
+
 def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple[Program, str]:
     """``program`` in the ``order`` of the capture (``program``), or by ``dependences``: launches wait for those alone
     that they depend on, in a few lanes, and fewer where that takes more memory than the peak, ``memory`` times that,
@@ -100,7 +122,11 @@ def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple
 def placed(program: Program) -> tuple[Program, str]:
     """``program`` with intermediates that are never alive together in the same bytes."""
     made, lives = _packed(program)
-    return uncut(made, lives), f"{len(lives)} intermediates in {made.layout.nbytes} bytes"
+    return uncut(made, lives), _layout_note(made)
+
+
+def _layout_note(program: Program) -> str:
+    return f"{len(program.layout.offsets)} intermediates in {program.layout.nbytes} bytes"
 
 
 def _packed(program: Program) -> tuple[Program, Sequence[Lifetime]]:
@@ -113,8 +139,12 @@ def _packed(program: Program) -> tuple[Program, Sequence[Lifetime]]:
 def segmented(program: Program) -> tuple[Program, str]:
     """``program`` with segments that hold no more, by far, than the uncaptured program does at its peak."""
     made = with_steps(program)
-    segments = [isinstance(step, GraphSegment) for step in made.steps]
-    return made, str(sum(segments)) + ", cut for memory" * any(map(and_, segments, segments[1:]))
+    return made, _segments_note(made)
+
+
+def _segments_note(program: Program) -> str:
+    segments = [isinstance(step, GraphSegment) for step in program.steps]
+    return str(sum(segments)) + ", cut for memory" * any(map(and_, segments, segments[1:]))
 
 
 @dataclass(frozen=True)
@@ -134,16 +164,13 @@ class DefaultPasses:
 
     def __call__(self, program: Program, order: str) -> Program:
         """The program to replay, with the passes' notes."""
-        decisions: dict[str, Callable[[Program], tuple[Program, str]]] = {
-            "order": lambda given: ordered(given, order, self.order_memory),
-            "layout": placed,
-            "segments": segmented,
-        }
-        notes = []
-        for name, decide in decisions.items():
-            program, note = decide(program)
-            notes.append(f"{name}: {note}")
-        return replace(program, notes=tuple(notes))
+        program, begun = renamed(program, order)
+        program, waits = ordered(program, order, self.order_memory)
+        if program.order is None:  # else it is placed and cut, since memory decided on the order
+            program, lives = _packed(program)
+            program = with_steps(program, cut(program, lives))
+        notes = {"rename": begun, "order": waits, "layout": _layout_note(program), "segments": _segments_note(program)}
+        return replace(program, notes=tuple(f"{name}: {note}" for name, note in notes.items()))
 
 
 DEFAULT_PASSES = DefaultPasses()

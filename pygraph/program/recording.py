@@ -36,6 +36,7 @@ __all__ = [
     "UnownedMemory",
     "Use",
     "is_functional_collective",
+    "is_read",
     "is_written",
     "name_of",
 ]
@@ -90,6 +91,11 @@ def is_written(schema: Any, argument: Any) -> bool:
     """Whether an operator may write an ``argument`` of its ``schema``."""
     declared = argument.alias_info is not None and argument.alias_info.is_write
     return declared or argument.name in _UNDECLARED_WRITES.get(schema.name, ())
+
+
+def is_read(schema: Any, argument: Any) -> bool:
+    """Whether an operator may read an ``argument`` of its ``schema``: all but what ATen's take for results alone."""
+    return not (argument.is_out and schema.name.startswith("aten::"))
 
 
 class AllocationKind(Enum):
@@ -198,11 +204,19 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What is done to bytes of the allocation ``key``: read, or also written."""
+    """What is done to bytes of the allocation ``key``.
+
+    Args:
+        key: the allocation
+        bytes: those that are accessed, at most
+        writes: they may be written
+        reads: they may be read; if not, each is written
+    """
 
     key: tuple[AllocationKind, int]
     bytes: Bytes
     writes: bool
+    reads: bool = True
 
 
 class UnownedMemory(Enum):

@@ -16,12 +16,11 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
-from pygraph.program.dependences import order_of
 from pygraph.program.layout import Lifetime, lifetimes, pack
 from pygraph.program.program import EagerStep, GraphSegment, Layout, Program, Step, returned_by_calls
 from pygraph.program.recording import AllocationKind, OutputKind
 
-__all__ = ["Block", "Plan", "cut", "longest_path", "pieces", "timeline", "uncut", "with_steps"]
+__all__ = ["Block", "Plan", "cut", "pieces", "timeline", "uncut", "with_steps"]
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """The launches (begin, end) of each step, in order. Eager calls are steps by themselves."""
@@ -98,11 +97,6 @@ def uncut(program: Program, lives: Sequence[Lifetime] | None = None) -> Program:
     ``lives`` are its lifetimes, if they are known."""
     facts = _Facts(program, lives)
     return with_steps(program, facts.plan(facts.fewest()))
-
-
-def longest_path(program: Program) -> int:
-    """How many launches wait for each other in a row, where they wait for those alone that they depend on."""
-    return (program.order or order_of(program.recording, program.slots)).longest_path()
 
 
 def timeline(program: Program) -> tuple[tuple[str, int, int], ...]:

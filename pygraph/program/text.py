@@ -197,7 +197,7 @@ class _Printer:
 
     def operand(self, access: Access) -> str:
         there = _range(access.bytes, self.sizes.get(access.key, -1))
-        return f"{name_of(access.key)} {'writes' if access.writes else 'reads'}{there}"
+        return f"{name_of(access.key)} {_ACCESSES[access.reads, access.writes]}{there}"
 
 
 class _Constants:
@@ -590,8 +590,8 @@ class _Parser(Reader):
 
     def operand(self) -> Access:
         key = self.key()
-        writes = self.one_of({"reads": False, "writes": True}, "access")
-        return Access(key, self.byte_range(Bytes(0, self.allocations[key].nbytes)), writes)
+        reads, writes = self.one_of(_USES, "access")
+        return Access(key, self.byte_range(Bytes(0, self.allocations[key].nbytes)), writes, reads)
 
     def layout(self) -> TensorLayout:
         dtype = self.kind("word").text

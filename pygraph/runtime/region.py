@@ -26,10 +26,10 @@ import torch
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError, first_line
-from pygraph.program.default import DEFAULT_PASSES, LaunchPasses
+from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, longest_path
 from pygraph.program.program import EagerStep, GraphSegment, Program
 from pygraph.program.recording import Origin
-from pygraph.program.steps import longest_path, timeline
+from pygraph.program.steps import timeline
 from pygraph.runtime import live
 from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, only_collectives, open_ballot
 from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify

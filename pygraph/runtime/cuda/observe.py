@@ -37,6 +37,7 @@ from pygraph.program.recording import (
     Origin,
     PythonCall,
     is_functional_collective,
+    is_read,
     is_written,
 )
 from pygraph.runtime.calls import OperatorCall, tensors_in
@@ -78,6 +79,9 @@ _ADDRESSES = (torch.int64, torch.uint64)
 _READ_ONLY_NAMES = ("in_ptr", "arg_")
 """How Inductor names the pointers of its own Triton kernels that it only loads from."""
 
+_WRITE_ONLY_NAMES = ("out_ptr",)
+"""How it names those to buffers that the kernel defines: each element is stored to, and none is loaded before."""
+
 
 _Key = tuple[AllocationKind, int]
 
@@ -85,17 +89,18 @@ _Key = tuple[AllocationKind, int]
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor that a call is given: its first element is at ``address``, and ``bytes`` relative to that are its
-    elements; None: nobody knows which bytes around them the call uses."""
+    elements; None: nobody knows which bytes around them the call uses. Without ``reads``, it writes each of them."""
 
     address: int
     bytes: Bytes | None
     writes: bool
+    reads: bool = True
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, *, writes: bool, exact: bool = True) -> Operand:
+    def of(cls, tensor: torch.Tensor, *, writes: bool, exact: bool = True, reads: bool = True) -> Operand:
         """``tensor``, of which a call uses its elements alone, if ``exact``."""
         made = Bytes.of(0, tensor.size(), tensor.stride(), tensor.element_size()) if exact else None
-        return cls(tensor.data_ptr(), made, writes)
+        return cls(tensor.data_ptr(), made, writes, reads or not exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +352,7 @@ def _accesses(
         if owner is not None:
             start = operand.address - owner.address
             there = Bytes(0, owner.nbytes) if operand.bytes is None else operand.bytes.moved(start)
-            made.append(Access(owner.key, there, operand.writes))
+            made.append(Access(owner.key, there, operand.writes, operand.reads))
     return tuple(made)
 
 
@@ -447,8 +452,8 @@ class _Operators(TorchDispatchMode):
         exact = all(argument.name != "storage_offset" for argument in schema.arguments)  # else it looks around them
         for argument, value in call.operands():
             _refuse_host(func, value)
-            writes = is_written(schema, argument)
-            operands += [Operand.of(t, writes=writes, exact=exact) for t in tensors_in(value)]
+            reads, writes = is_read(schema, argument), is_written(schema, argument)
+            operands += [Operand.of(t, writes=writes, exact=exact, reads=reads) for t in tensors_in(value)]
             absolute = absolute or (argument.name == "storage_offset" and value is not None)
         if absolute:
             self._observer.absolute += [operand.address for operand in operands]
@@ -579,8 +584,10 @@ def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     operands: list[Operand] = []
     for position, value in enumerate(args):
         name = names[position] if position < len(names) else ""
-        read_only = name.startswith(_READ_ONLY_NAMES) and name not in (mutated or ())
-        operands += [Operand.of(t, writes=not read_only, exact=exact) for t in tensors_in(value)]
+        whole = name not in (mutated or ())  # it stores to all of what it stores to
+        read_only, write_only = (whole and name.startswith(known) for known in (_READ_ONLY_NAMES, _WRITE_ONLY_NAMES))
+        facts = {"writes": not read_only, "exact": exact, "reads": not write_only}
+        operands += [Operand.of(t, **facts) for t in tensors_in(value)]
     operands += [Operand.of(t, writes=True, exact=False) for value in kwargs.values() for t in tensors_in(value)]
     return operands
 

@@ -13,7 +13,7 @@ import torch
 
 from pygraph.compat import DispatchKey, FakeTensor, OpOverload, TorchDispatchMode
 from pygraph.errors import CaptureError
-from pygraph.program.recording import COLLECTIVES, DRAWS_IF_CALLED, AllocationKind, is_written
+from pygraph.program.recording import COLLECTIVES, DRAWS_IF_CALLED, AllocationKind, is_read, is_written
 from pygraph.runtime.calls import OperatorCall, check_call, fake_results, leaves
 from pygraph.runtime.eager import base_of, is_eager, record_call
 from pygraph.runtime.host.recorder import Operand, Recorder
@@ -168,7 +168,7 @@ def _operands(call: OperatorCall) -> Iterator[Operand]:
     """Each tensor argument in the order of the schema, and whether it is read or written."""
     for argument, value in call.operands():
         writes = is_written(call.op._schema, argument)
-        reads = not (argument.is_out and call.op.namespace == "aten")
+        reads = is_read(call.op._schema, argument)
         for item in leaves(value):
             if isinstance(item, torch.Tensor):
                 yield Operand(item, reads, writes)

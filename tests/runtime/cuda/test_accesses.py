@@ -102,7 +102,7 @@ def test_operands_are_told_by_allocation_and_bytes(closed: bool) -> None:
     operands = (
         Operand(x + 16, Bytes(0, 32, 16, 4), writes=False),
         Operand(WEIGHT + 8, None, writes=False),
-        Operand(out, Bytes(0, 64), writes=True),
+        Operand(out, Bytes(0, 64), writes=True, reads=False),
         Operand(0, Bytes(0, 0), writes=True),
     )
     span = Span(0, 1, "triton_poi_fused_0", operands, closed=closed)
@@ -113,7 +113,7 @@ def test_operands_are_told_by_allocation_and_bytes(closed: bool) -> None:
     assert launch.operands == (
         Access((INPUT, 0), Bytes(16, 48, 16, 4), writes=False),
         Access((AllocationKind.CONSTANT, 0), Bytes(0, 64), writes=False),
-        Access((POOL, 0), Bytes(0, 64), writes=True),
+        Access((POOL, 0), Bytes(0, 64), writes=True, reads=False),
     )
 
 
@@ -154,15 +154,15 @@ class Compiled:
 
 def test_kernels_of_inductors_use_elements_alone_and_say_by_name_what_they_write() -> None:
     x, y = torch.zeros(4, 8)[:, 2:4], torch.zeros(6)
-    parameters = ("in_ptr0", "in_ptr1", "out_ptr0")
-    operands = _triton_operands(Compiled("triton_poi_0", *parameters, mutated=("in_ptr1",)), [x, y, y, 7], {})
-    assert operands == [
+    parameters = ("in_ptr0", "in_ptr1", "in_out_ptr0", "out_ptr0", "out_ptr1")
+    kernel = Compiled("triton_poi_0", *parameters, mutated=("in_ptr1", "out_ptr0"))
+    assert _triton_operands(kernel, [x, y, y, y, y, 7], {}) == [
         Operand(x.data_ptr(), Bytes(0, 104, 32, 8), writes=False),
-        Operand(y.data_ptr(), Bytes(0, 24), writes=True),
-        Operand(y.data_ptr(), Bytes(0, 24), writes=True),
+        *[Operand(y.data_ptr(), Bytes(0, 24), writes=True)] * 3,
+        Operand(y.data_ptr(), Bytes(0, 24), writes=True, reads=False),
     ]
-    (own,) = _triton_operands(Compiled("my_kernel", "in_ptr0"), [x], {})
-    assert own == Operand(x.data_ptr(), None, writes=False)
+    own = _triton_operands(Compiled("my_kernel", "in_ptr0", "out_ptr0"), [x, x], {})
+    assert own == [Operand(x.data_ptr(), None, writes=written) for written in (False, True)]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.int32])
@@ -184,6 +184,18 @@ def test_operators_that_look_around_their_operands_use_all_of_the_memory(op: str
     with observing(observer, lambda: None):
         getattr(torch.ops.aten, op).default(x, *more)
     assert observer.spans[-1].operands[0].bytes == told
+
+
+def test_what_an_operator_takes_for_its_result_alone_is_not_read() -> None:
+    observer = Observer(lambda: 0)
+    x, out = torch.zeros(4, 4, device="meta"), torch.zeros(4, 4, device="meta")
+    with observing(observer, lambda: None):
+        torch.ops.aten.mm.out(x, x, out=out)
+        torch.ops.aten.add_.Tensor(out, x)
+    assert [[operand.reads for operand in span.operands] for span in observer.spans] == [
+        [True, True, False],
+        [True] * 2,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""New allocations where calls overwrite one whole: they undo Inductor's reuse of buffers.
+
+    k0 writes a    k1 reads a    k2 writes a    k3 reads a          k0 ─ k1 ─ k2 ─ k3
+    k0 writes a'   k1 reads a'   k2 writes a    k3 reads a          k0 ─ k1   beside   k2 ─ k3
+
+Inductor has a buffer take the place of another one that is not needed any more. Then launches wait for each other that
+have nothing else in common. A call that overwrites all that anybody uses of an allocation, and reads none of it, begins
+another one, to which the words of those before it now point. The allocation itself is that of the last ones, which an
+output may show. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from pygraph.program.program import Slot, used_by_calls
+from pygraph.program.recording import Access, AllocationKind, Bytes, Launch, Recording
+
+__all__ = ["rename"]
+
+_Key = tuple[AllocationKind, int]
+POOL = AllocationKind.POOL
+
+
+def rename(recording: Recording, slots: Sequence[Slot]) -> tuple[Recording, tuple[Slot, ...], int]:
+    """``recording`` and ``slots`` with allocations that begin anew, and how many these are. Those that eager calls are
+    given stay whole."""
+    sizes = {allocation.index: allocation for allocation in recording.allocations if allocation.kind is POOL}
+    calls, kept = recording.calls(), used_by_calls(recording, slots)
+    users: dict[int, dict[range, None]] = {}
+    for slot in sorted(slots, key=lambda slot: calls[slot.launch].start):
+        if slot.kind is POOL and slot.index not in kept:
+            users.setdefault(slot.index, {})[calls[slot.launch]] = None
+    words = {(slot.launch, slot.word): slot for slot in slots}
+    made, names = list(recording.allocations), dict[tuple[int, int], int]()
+    for index, spans in users.items():
+        edges = [0, *_beginnings(recording, words, (POOL, index), list(spans)), len(spans)]
+        for begin, end in list(pairwise(edges))[:-1]:
+            number = max(sizes) + 1 + len(made) - len(recording.allocations)
+            part = list(spans)[begin:end]
+            names.update({(launch, index): number for span in part for launch in span})
+            made.append(replace(sizes[index], index=number))
+    if not names:
+        return recording, tuple(slots), 0
+    moved = {launch for launch, _ in names}
+    launches = (_renamed(each, names) if each.index in moved else each for each in recording.launches)
+    changed = replace(recording, launches=tuple(launches), allocations=tuple(made))
+    named = (replace(s, index=names.get((s.launch, s.index), s.index)) if s.kind is POOL else s for s in slots)
+    return changed, tuple(named), len(made) - len(recording.allocations)
+
+
+def _beginnings(
+    recording: Recording, words: Mapping[tuple[int, int], Slot], key: _Key, spans: Sequence[range]
+) -> list[int]:
+    """Which of the calls ``spans`` that use an allocation begin another one, but for the first."""
+    found = [_accesses(recording, words, key, span) for span in spans]
+    if None in found[1:]:
+        reach = next(a.nbytes for a in recording.allocations if a.key == key)
+    else:
+        reach = max((access.bytes.end for accesses in found for access in accesses or ()), default=0)
+    whole, beginnings = Bytes(0, reach), list[int]()
+    stops = accumulate((span.stop for span in spans), max)
+    for number, (before, stop) in enumerate(zip(pairwise(spans), stops), 1):  # noqa: B905
+        earlier, span = before
+        accesses = found[number]
+        if accesses is None or span.start < stop or any(access.reads for access in accesses):
+            continue
+        one, other = (recording.launches[each.start].operands for each in (earlier, span))
+        if other is not None and one == other:  # of one call, perhaps, of which these operands are
+            continue
+        if any(access.writes and access.bytes.covers(whole) for access in accesses):
+            beginnings.append(number)
+    return beginnings
+
+
+def _accesses(
+    recording: Recording, words: Mapping[tuple[int, int], Slot], key: _Key, span: range
+) -> list[Access] | None:
+    """Accesses of the call of ``span`` to the allocation ``key``; None if they are not known."""
+    launches = recording.launches[span.start : span.stop]
+    first = launches[0]
+    if len(launches) == 1 and first.uses is not None:
+        places = [(use, words.get((first.index, use.word))) for use in first.uses]
+        return [
+            Access(key, Bytes(start := slot.offset + use.start, start + use.nbytes), use.writes, use.reads)
+            for use, slot in places
+            if slot is not None and slot.key == key
+        ]
+    given = [access for access in first.operands or () if access.key == key]
+    return given if given and all(launch.operands == first.operands for launch in launches) else None
+
+
+def _renamed(launch: Launch, names: Mapping[tuple[int, int], int]) -> Launch:
+    """``launch`` with other ``names`` (launch, allocation ▸ allocation) in what it says of memory."""
+
+    def name(key: _Key) -> _Key:
+        return (key[0], names.get((launch.index, key[1]), key[1])) if key[0] is POOL else key
+
+    operands = launch.operands and tuple(replace(access, key=name(access.key)) for access in launch.operands)
+    may_access = launch.may_access and frozenset(map(name, launch.may_access))
+    read_only = frozenset(map(name, launch.read_only))
+    return replace(launch, operands=operands, may_access=may_access, read_only=read_only)
