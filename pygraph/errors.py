@@ -155,10 +155,10 @@ class ProgramError(CaptureError):
     """A launch program that breaks a ``rule`` of its verifier. ``launch`` is the number of the one at fault, if it is
     a launch; ``reason`` is ``unordered-launches`` where one does not wait for another, else ``invalid-program``."""
 
-    def __init__(self, rule: str, said: str, *, launch: int | None = None) -> None:
+    def __init__(self, rule: str, detail: str, *, launch: int | None = None) -> None:
         self.rule = rule
         reason = "unordered-launches" if rule == "waits" else "invalid-program"
-        super().__init__(reason, f"{rule}: {said}", launch=launch)
+        super().__init__(reason, f"{rule}: {detail}", launch=launch)
 
 
 class ReplayError(PygraphError):

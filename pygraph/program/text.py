@@ -391,8 +391,8 @@ class _Parser(Reader):
         def fact() -> None:
             lexeme = self.kind("word")
             if lexeme.text not in known or lexeme.text in found:
-                said = "is given twice" if lexeme.text in found else f"is no fact of {what}"
-                raise self.error(f"'{lexeme.text}' {said}: use each of {', '.join(known)} once", lexeme)
+                reason = "is given twice" if lexeme.text in found else f"is no fact of {what}"
+                raise self.error(f"'{lexeme.text}' {reason}: use each of {', '.join(known)} once", lexeme)
             read = known[lexeme.text]
             if read is not None:
                 self.expect("=")
@@ -594,8 +594,10 @@ class _Parser(Reader):
         return Access(key, self.byte_range(Bytes(0, self.allocations[key].nbytes)), writes, reads)
 
     def layout(self) -> TensorLayout:
-        dtype = self.kind("word").text
-        size, stride = self.many(self.integer), tuple(self.items(self.integer, "{}"))
+        lexeme = self.kind("word")
+        dtype, size, stride = lexeme.text, self.many(self.integer), tuple(self.items(self.integer, "{}"))
+        if len(size) != len(stride):
+            raise self.error(f"{len(size)} sizes, and {len(stride)} strides", lexeme)
         return TensorLayout(size, stride, None if dtype == "None" else _Placeholder(dtype))
 
     def eager(self, name: str) -> EagerCall:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property, reduce
 from itertools import pairwise
 from operator import and_, itemgetter
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from pygraph.errors import ProgramError
 from pygraph.program.dependences import accesses_of, chains
@@ -70,9 +70,26 @@ def verify_edges(program: Program, edges: Collection[tuple[int, int]], gone: Col
 
 
 def _raise_first(rule: str, violations: Iterable[Violation]) -> None:
-    for launch, said in violations:
+    for launch, detail in violations:
         where = "" if launch is None else f"l{launch.index} ({launch.name}) "
-        raise ProgramError(rule, f"{where}{said}", launch=None if launch is None else launch.index)
+        raise ProgramError(rule, f"{where}{detail}", launch=None if launch is None else launch.index)
+
+
+class _Life(NamedTuple):
+    """How long an allocation is in use.
+
+    Args:
+        first: its first launch. A kernel may leave addresses in memory for the next one of its call, so that all
+            launches of a call use what one does
+        last: its last launch
+        launches: the bits of all of them
+        done: the bits of launches that have completed before any of them starts
+    """
+
+    first: int
+    last: int
+    launches: int
+    done: int
 
 
 class _Facts:
@@ -83,18 +100,20 @@ class _Facts:
         self.launches = program.recording.launches
         self.allocations = {allocation.key: allocation for allocation in program.recording.allocations}
         self.slots = {(slot.launch, slot.word): slot for slot in program.slots}
-        self.words = {(launch.index, word) for launch in self.launches for word in range(len(launch.words))}
         self.outputs = {o.index for o in self.recording.outputs if o.kind is OutputKind.FRESH}
 
     @cached_property
-    def users(self) -> dict[_Key, list[range]]:
-        """The launches that use each allocation, by the calls that they belong to, in order: a kernel may leave
-        addresses in memory for the next one of its call."""
-        found: dict[_Key, dict[range, None]] = {}
+    def lives(self) -> dict[_Key, _Life]:
+        """How long each allocation is in use."""
+        users: dict[_Key, dict[range, None]] = {}
         calls = self.recording.calls()
-        for slot in sorted(self.program.slots, key=lambda slot: calls[slot.launch].start):
-            found.setdefault(slot.key, {})[calls[slot.launch]] = None
-        return {key: list(spans) for key, spans in found.items()}
+        for slot in self.program.slots:
+            users.setdefault(slot.key, {})[calls[slot.launch]] = None
+        return {key: self._life([at for call in used for at in call]) for key, used in users.items()}
+
+    def _life(self, launches: Sequence[int]) -> _Life:
+        done = reduce(and_, (self.before[launch] for launch in launches))
+        return _Life(min(launches), max(launches), sum(1 << launch for launch in {*launches}), done)
 
     @cached_property
     def before(self) -> list[int]:
@@ -122,22 +141,19 @@ class _Facts:
     def clobbered(self, places: Mapping[int, int]) -> Iterator[Violation]:
         """Of intermediates at these ``places``, in bytes, those whose launches do not all start after those of the last
         one that had some of the bytes."""
-        used = {index: self.users[POOL, index] for index in places if (POOL, index) in self.users}
-        bits = {index: sum({1 << at for span in spans for at in span}) for index, spans in used.items()}
+        lives = {index: self.lives[POOL, index] for index in places if (POOL, index) in self.lives}
         taken: list[tuple[int, int, int]] = []  # bytes (begin, end), and who had them last
-        for index in sorted(used, key=lambda index: used[index][0].start):
-            begin = places[index]
+        for index in sorted(lives, key=lambda index: lives[index].first):
+            life, begin = lives[index], places[index]
             end = begin + self.allocations[POOL, index].nbytes
             if begin == end:
                 continue
             low, high = bisect_right(taken, begin, key=itemgetter(1)), bisect_left(taken, end, key=itemgetter(0))
-            done = reduce(and_, (self.before[launch] for span in used[index] for launch in span))
             there = taken[low:high]
             for _, _, other in there:
-                if bits[other] & ~done:
-                    launch = self.launches[used[index][0].start]
-                    said = f"which shares bytes with {name_of((POOL, other))}, while that may be in use"
-                    yield launch, f"uses {name_of((POOL, index))}, {said}"
+                if lives[other].launches & ~life.done:
+                    detail = f"which shares bytes with {name_of((POOL, other))}, while that may be in use"
+                    yield self.launches[life.first], f"uses {name_of((POOL, index))}, {detail}"
             left = [(at, begin, other) for at, _, other in there[:1] if at < begin]
             right = [(end, to, other) for _, to, other in there[-1:] if to > end]
             taken[low:high] = [*left, (begin, end, index), *right]
@@ -160,6 +176,8 @@ def _numbers(facts: _Facts) -> Iterator[Violation]:
                 yield launch, f"uses word {use.word}, and has {len(launch.words)}"
     if len(facts.allocations) < len(recording.allocations):
         yield None, "two allocations have one name"
+    if min(facts.program.alignment, recording.alignment) < 1:
+        yield None, "addresses are aligned to no byte"
     phases = recording.phases
     if phases and (len(phases) != count or any(later < earlier for earlier, later in pairwise(phases))):
         yield None, "phases are not one of each launch, ascending"
@@ -169,16 +187,16 @@ def _words(facts: _Facts) -> Iterator[Violation]:
     recording, owned = facts.recording, set[tuple[int, int]]()
     owners: list[Slot | NonPointerWord] = [*facts.program.slots, *facts.program.non_pointers]
     for each in owners:
-        place = each.launch, each.word
-        if place not in facts.words:
-            yield None, f"l{each.launch} has no word {each.word}"
+        launch = facts.launches[each.launch] if 0 <= each.launch < len(facts.launches) else None
+        if launch is None or not 0 <= each.word < len(launch.words):
+            yield launch, f"l{each.launch} has no word {each.word}"
             return
-        launch = facts.launches[each.launch]
-        if place in owned:
+        if (each.launch, each.word) in owned:
             yield launch, f"has two owners of word {each.word}"
-        owned.add(place)
+        owned.add((each.launch, each.word))
         if isinstance(each, Slot):
-            yield from ((launch, f"has a word {each.word} that {said}") for said in _wrong(facts, launch, each))
+            if detail := _wrong(facts, launch, each):
+                yield launch, f"has a word {each.word} that {detail}"
         elif each.scratch and not recording.scratch:
             yield launch, f"has a word {each.word} that points at scratch memory, of which there is none"
     moving = [a for a in recording.allocations if a.kind is not AllocationKind.CONSTANT and a.address and a.nbytes]
@@ -193,18 +211,18 @@ def _words(facts: _Facts) -> Iterator[Violation]:
                     yield launch, f"has a word {word} that is an address without a slot: of {name_of(found.key)}"
 
 
-def _wrong(facts: _Facts, launch: Launch, slot: Slot) -> Iterator[str]:
-    """What is wrong with the owner of a word."""
+def _wrong(facts: _Facts, launch: Launch, slot: Slot) -> str:
+    """What is wrong with the owner of a word; empty if nothing is."""
     allocation = facts.allocations.get(slot.key)
     if allocation is None or slot.kind is AllocationKind.CONSTANT:
-        yield f"belongs to {name_of(slot.key)}, which no replay moves"
-        return
+        return f"belongs to {name_of(slot.key)}, which no replay moves"
     if allocation.born > launch.index:
-        yield f"belongs to {name_of(slot.key)}, which is allocated later"
+        return f"belongs to {name_of(slot.key)}, which is allocated later"
     if launch.words[slot.word] != allocation.address + slot.offset:
-        yield f"did not point to byte {slot.offset} of {name_of(slot.key)} when captured"
+        return f"did not point to byte {slot.offset} of {name_of(slot.key)} when captured"
     if not facts.recording.out_of_range_pointers and not 0 <= slot.offset <= allocation.nbytes:
-        yield f"points to byte {slot.offset} of {name_of(slot.key)}, which has {allocation.nbytes}"
+        return f"points to byte {slot.offset} of {name_of(slot.key)}, which has {allocation.nbytes}"
+    return ""
 
 
 def stray_uses(recording: Recording, slots: Sequence[Slot]) -> Iterator[tuple[Launch, str]]:
@@ -247,7 +265,7 @@ def _calls(facts: _Facts) -> Iterator[Violation]:
             if slot is None or (word >= len(given) and slot.kind is not POOL):
                 yield launch, f"has no memory for tensor {word} of its call"
             elif slot.kind is POOL:
-                yield from ((launch, said) for said in _beyond(facts, slot.key, slot.offset, layout))
+                yield from ((launch, detail) for detail in _beyond(facts, slot.key, slot.offset, layout))
             elif call.operands[word].argument not in (-1, slot.index):
                 yield launch, f"is given {name_of(slot.key)} for argument {call.operands[word].argument}"
         for result in call.results:
@@ -267,7 +285,7 @@ def _outputs(facts: _Facts) -> Iterator[Violation]:
             yield None, f"output {position} is {name_of(key)}, which is not allocated"
         elif key is not None and output.kind is OutputKind.FRESH and output.dtype is not None:
             layout = TensorLayout(output.size, output.stride, output.dtype)
-            yield from ((None, said) for said in _beyond(facts, key, output.offset * layout.dtype.itemsize, layout))
+            yield from ((None, detail) for detail in _beyond(facts, key, output.offset * layout.dtype.itemsize, layout))
 
 
 def _beyond(facts: _Facts, key: _Key, offset: int, layout: TensorLayout) -> Iterator[str]:
@@ -355,17 +373,17 @@ def _layout(facts: _Facts) -> Iterator[Violation]:
     returned = returned_by_calls(program.recording, program.slots)
     wanted = (facts.outputs | used_by_calls(program.recording, program.slots)) - returned
     pool = {index for kind, index in facts.allocations if kind is POOL}
-    for said, wrong in (
+    for detail, wrong in (
         ("needs memory of its own, as an output or of an eager call", wanted.difference(layout.fresh)),
         ("has memory of its own, and is returned by an eager call, or none", set(layout.fresh) - (pool - returned)),
         ("has two places", set(layout.fresh).union(returned).intersection(layout.offsets)),
     ):
         for index in sorted(wrong):
-            yield None, f"{name_of((POOL, index))} {said}"
+            yield None, f"{name_of((POOL, index))} {detail}"
     places = {*layout.offsets, *layout.fresh, *returned}
-    for (kind, index), spans in facts.users.items():
+    for (kind, index), life in facts.lives.items():
         if kind is POOL and index not in places:
-            yield facts.launches[spans[0].start], f"uses {name_of((kind, index))}, which has no place"
+            yield facts.launches[life.first], f"uses {name_of((kind, index))}, which has no place"
     yield from facts.clobbered(layout.offsets)
 
 
@@ -390,7 +408,7 @@ def _steps(facts: _Facts) -> Iterator[Violation]:
 def _memory(facts: _Facts) -> Iterator[Violation]:
     program, steps, end = facts.program, facts.program.steps, len(facts.program.steps) - 1
     where = [number for number, step in enumerate(steps) for _ in range(step.begin, step.end)]
-    lives: dict[int, tuple[int, int]] = {}  # the first and last step in which an intermediate has memory
+    held: dict[int, tuple[int, int]] = {}  # the first and last step in which an intermediate has memory
     owned: dict[int, int] = {}  # by which step's memory it is, of what has its own
     for slot in program.slots:
         call = facts.launches[slot.launch].eager
@@ -402,9 +420,9 @@ def _memory(facts: _Facts) -> Iterator[Violation]:
             yield from facts.misplaced(f"a block of step {number}", nbytes, offsets)
             if died not in range(number, end + 1):
                 yield None, f"a block of step {number} lives until step {died} of {end}"
-            if twice := sorted(lives.keys() & offsets.keys()):
+            if twice := sorted(held.keys() & offsets.keys()):
                 yield None, f"step {number} has a second place for {name_of((POOL, twice[0]))}"
-            lives.update(dict.fromkeys(offsets, (number, died)))
+            held.update(dict.fromkeys(offsets, (number, died)))
             yield from facts.clobbered(offsets)
         for index in step.taken:
             if index in owned or index not in program.layout.fresh:
@@ -417,9 +435,9 @@ def _memory(facts: _Facts) -> Iterator[Violation]:
                 name = name_of((POOL, index))
                 yield None, f"step {number} releases {name}, which is not for it to release"
             released[index] = number
-    for index in sorted(owned.keys() & lives.keys()):
+    for index in sorted(owned.keys() & held.keys()):
         yield None, f"{name_of((POOL, index))} has memory of its own, and a place in a block"
-    lives.update({index: (number, released.get(index, end)) for index, number in owned.items()})
+    held.update({index: (number, released.get(index, end)) for index, number in owned.items()})
     for index in sorted({*facts.outputs, *program.layout.fresh} - owned.keys() - returned):
         yield None, f"no step takes {name_of((POOL, index))}"
     gone: dict[int, int] = {}
@@ -429,20 +447,18 @@ def _memory(facts: _Facts) -> Iterator[Violation]:
             if (INPUT, index) not in facts.allocations or index in needed or index in gone:
                 yield None, f"step {number} drops {name_of((INPUT, index))}, which is not for it to drop"
             gone[index] = number
-    for (kind, index), spans in facts.users.items():
-        first, last = spans[0].start, max(span.stop for span in spans) - 1
-        name = name_of((kind, index))
-        if kind is INPUT:
-            born, died = 0, gone.get(index, end)
-        elif index in lives:
-            born, died = lives[index]
-        else:
-            yield facts.launches[first], f"uses {name}, which has no memory"
+    for (kind, index), life in facts.lives.items():
+        first, last = where[life.first], where[life.last]
+        if kind is POOL and index not in held:
+            yield facts.launches[life.first], f"uses {name_of((kind, index))}, which has no memory"
             continue
-        if where[first] < born:
-            yield facts.launches[first], f"uses {name} in step {where[first]}, which has memory from step {born} on"
-        if where[last] > died:
-            yield facts.launches[last], f"uses {name} in step {where[last]}, which is let go of after step {died}"
+        born, died = held[index] if kind is POOL else (0, gone.get(index, end))
+        if first < born:
+            detail = f"in step {first}, which has memory from step {born} on"
+            yield facts.launches[life.first], f"uses {name_of((kind, index))} {detail}"
+        if last > died:
+            detail = f"in step {last}, which is let go of after step {died}"
+            yield facts.launches[life.last], f"uses {name_of((kind, index))} {detail}"
 
 
 _RULES: dict[str, Callable[[_Facts], Iterator[Violation]]] = {

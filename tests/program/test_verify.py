@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.errors import ProgramError
+from pygraph.errors import ParseError, ProgramError
 from pygraph.program.default import DEFAULT_PASSES
 from pygraph.program.dependences import order_of
 from pygraph.program.layout import plan
@@ -224,6 +224,7 @@ BROKEN: dict[str, tuple[str, Break, str, str]] = {
         "numbers",
         "two allocations",
     ),
+    "an alignment of no byte": ("mlp", recording(alignment=0), "numbers", "aligned to no byte"),
     # words
     "a shifted offset": (
         "mlp",
@@ -594,3 +595,37 @@ def test_steps_that_skip_or_repeat_launches_are_refused(made: Program, data: st.
     with pytest.raises(ProgramError) as caught:
         verify(replace(made, steps=wrong))
     assert caught.value.rule == "steps"
+
+
+# -- edits -------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.data())
+def test_an_edited_text_is_a_program_or_is_refused_with_a_reason(data: st.DataObject) -> None:
+    """Whatever a person writes: no other exception comes, and what the verifier takes prints and parses back."""
+    made = data.draw(
+        made_up().map(with_steps) | st.sampled_from([CAPTURED["calling"](), CAPTURED["given"](), in_lanes()])
+    )
+    words = re.findall(r'"(?:[^"\\]|\\.)*"|\w+|\s+|.', print_program(made), re.DOTALL)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at, other = (data.draw(st.integers(0, len(words) - 1)) for _ in range(2))
+        edit = data.draw(st.sampled_from(["number", "drop", "repeat", "swap", "copy"]))
+        if edit == "number":
+            numbers = [place for place, word in enumerate(words) if word.isdigit()]
+            words[numbers[at % len(numbers)]] = str(data.draw(st.integers(0, 9) | st.sampled_from([64, 512, 1 << 70])))
+        elif edit == "drop":
+            words[at] = ""
+        elif edit == "repeat":
+            words[at] *= 2
+        elif edit == "swap":
+            words[at], words[other] = words[other], words[at]
+        else:
+            words[at] = words[other]
+    try:
+        program = parse_program("".join(words))
+        verify(program)
+    except (ParseError, ProgramError):
+        return
+    printed = print_program(program)
+    assert print_program(parse_program(printed)) == printed
