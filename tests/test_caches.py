@@ -59,19 +59,33 @@ print(json.dumps({
     "replays": pygraph.counters().get("replays", 0),
     "hits": [counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"]],
 }))
+
+library = torch.library.Library("pygraph_declared", "DEF")
+library.define(f"scale(Tensor x, float k={sys.argv[1]}) -> Tensor")
+library.impl("scale", lambda x, k=float(sys.argv[1]): x * k, "CPU")
+library.impl("scale", lambda x, k=0.0: torch.empty_like(x), "Meta")
+
+def scaled(x):
+    return torch.ops.pygraph_declared.scale(x * 2) + 1
+
+x = torch.arange(4.0)
+torch.testing.assert_close(torch.compile(scaled, backend="pygraph")(x), scaled(x))
 """
 
 
-def run(cache: Path) -> dict[str, Any]:
+def run(cache: Path, default: str) -> dict[str, Any]:
+    """What the script tells of its model. ``default`` is that of an argument of its operator."""
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", SCRIPT, default]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
 def test_a_later_process_restores_programs_and_their_reports_without_the_compiler(tmp_path: Path) -> None:
-    first, second = run(tmp_path), run(tmp_path)
+    """And compiles again what calls an operator that it declares otherwise: results are those of this process."""
+    first, second = run(tmp_path, "2.0"), run(tmp_path, "3.0")
     assert first["hits"] == [0, 0]
     assert second["hits"] == [1, 2]
     assert first["replays"] == second["replays"] == 4
@@ -323,27 +337,3 @@ def test_the_users_tag_is_part_of_every_key_and_nothing_is_added_twice(
     assert tag.startswith("mine|pygraph ")
     assert tag.count("|") == 1
     assert restored(product) == (False, False)
-
-
-DECLARED = """
-import sys
-import torch
-library = torch.library.Library("pygraph_declared", "DEF")
-library.define(f"scale(Tensor x, float k={sys.argv[1]}) -> Tensor")
-library.impl("scale", lambda x, k=float(sys.argv[1]): x * k, "CPU")
-library.impl("scale", lambda x, k=0.0: torch.empty_like(x), "Meta")
-
-def step(x):
-    return torch.ops.pygraph_declared.scale(x * 2) + 1
-
-x = torch.arange(4.0)
-torch.testing.assert_close(torch.compile(step, backend="pygraph")(x), step(x))
-"""
-
-
-def test_an_operator_that_a_later_process_declares_otherwise_is_compiled_again(tmp_path: Path) -> None:
-    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    for default in ("2.0", "3.0"):
-        command = [sys.executable, "-c", DECLARED, default]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]

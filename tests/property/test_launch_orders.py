@@ -422,7 +422,7 @@ BRANCHED = ("mlp", "branches", "reused", "planned", "random", "draws", "cache")
 @pytest.mark.parametrize(
     "program", [n if n in BRANCHED else pytest.param(n, marks=pytest.mark.sweep) for n in PROGRAMS]
 )
-@settings(deadline=None, max_examples=10, derandomize=True)
+@settings(deadline=None, max_examples=5, derandomize=True)
 @given(data=st.data())
 def test_any_order_of_launches_equals_uncaptured_runs(program: str, data: st.DataObject) -> None:
     drawn = random.Random(data.draw(st.integers(0, 1 << 16), label="order"))

@@ -171,16 +171,28 @@ def _alike(a: Any, b: torch.Tensor) -> bool:
     return isinstance(a, torch.Tensor) and (a.size(), a.stride(), a.dtype) == (b.size(), b.stride(), b.dtype)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@settings(deadline=None, max_examples=25, derandomize=True)
-@given(data=st.data())
-def test_any_sequence_of_calls_equals_uncaptured_runs(program: str, data: st.DataObject) -> None:
+def any_sequence(program: str, data: st.DataObject) -> None:
     for versions in region_calls(program):
         machine = Machine(versions[0], max_captures=data.draw(st.sampled_from([1, 3])))
         for _ in range(data.draw(st.integers(3, 8), label="calls")):
             version = data.draw(st.sampled_from(versions))
             machine.call(version.args, draw_places(data, machine, version.args))
         assert not {"comparison-failed", "replay-raised", "capture-failed"}.intersection(machine.region.record.refusals)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@settings(deadline=None, max_examples=10, derandomize=True)
+@given(data=st.data())
+def test_any_sequence_of_calls_equals_uncaptured_runs(program: str, data: st.DataObject) -> None:
+    any_sequence(program, data)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("program", PROGRAMS)
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_many_sequences_of_calls_equal_uncaptured_runs(program: str, data: st.DataObject) -> None:
+    any_sequence(program, data)
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, *KINDS])

@@ -357,7 +357,9 @@ if end != "normally":
 """
 
 
-@pytest.mark.parametrize("end", ["normally", "terminated", "killed", "with a fork alive"])
+@pytest.mark.parametrize(
+    "end", ["normally", pytest.param("terminated", marks=pytest.mark.sweep), "killed", "with a fork alive"]
+)
 def test_a_compiler_ends_with_the_process_that_started_it(
     library: NativeLibrary, tmp_path: Path, compiler: Callable[[str], None], end: str
 ) -> None:

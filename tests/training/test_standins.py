@@ -245,7 +245,7 @@ def test_a_gradient_penalty_of_a_custom_function_has_its_second_order() -> None:
     check(penalty)
 
 
-@pytest.mark.parametrize("written", ["number", "tensor"])
+@pytest.mark.parametrize("written", [pytest.param("number", marks=pytest.mark.sweep), "tensor"])
 def test_attributes_are_written_behind_a_hook_of_a_result(written: str) -> None:
     """Dynamo of torch 2.13 forgets such writes, if there was one before the hook."""
 
@@ -273,7 +273,7 @@ def test_attributes_are_written_behind_a_hook_of_a_result(written: str) -> None:
 # -- optimizers and schedulers -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("foreach", [None, False, True])
+@pytest.mark.parametrize("foreach", [True, *(pytest.param(one, marks=pytest.mark.sweep) for one in (None, False))])
 def test_gradients_are_after_nesterovs_update_what_they_are_in_eager(foreach: bool | None) -> None:
     """The form ``foreach`` writes into them; they are added to in the next step."""
 
@@ -369,7 +369,7 @@ def test_a_learning_rate_that_the_step_sets_or_reads_is_that_of_the_moment() -> 
     )
 
 
-@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("read", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_an_optimizer_whose_state_was_loaded_is_traced(read: bool) -> None:
     """Its groups begin with their numbers, and not with their parameters."""
 
@@ -442,12 +442,13 @@ READS: dict[str, Callable[[torch.optim.Optimizer, Any], Any]] = {
     "epoch": lambda _, scheduler: scheduler.last_epoch,
     "state": lambda _, scheduler: scheduler.state_dict()["_last_lr"][0],
 }
+DAILY = (("group", True), ("last rate", False))
 
 
 @pytest.mark.parametrize(
     ("how", "before"),
     [
-        pytest.param(how, before, marks=[] if before == (how in ("group", "epoch")) else pytest.mark.sweep)
+        pytest.param(how, before, marks=[] if (how, before) in DAILY else pytest.mark.sweep)
         for how in READS
         for before in (False, True)
     ],
@@ -531,7 +532,7 @@ def test_an_overflow_leaves_counters_of_float64_as_they_are() -> None:
     assert found == [[5.0] * 4] * 2
 
 
-@pytest.mark.parametrize("dampening", [0.0, 0.5])
+@pytest.mark.parametrize("dampening", [pytest.param(0.0, marks=pytest.mark.sweep), 0.5])
 def test_an_overflow_before_there_is_a_momentum_changes_nothing(dampening: float) -> None:
     def damped() -> Setup:
         return setup(lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=dampening))
