@@ -6,32 +6,23 @@ Everything above a driver (slots, layout, comparison, life of a region) is writt
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 
-from pygraph.program.program import EagerStep, Program, Step
-from pygraph.program.recording import (
-    WAIT,
-    AllocationKind,
-    Output,
-    OutputKind,
-    Recording,
-    TensorLayout,
-)
+from pygraph.program.program import Program
+from pygraph.program.recording import Output, OutputKind, Recording
 from pygraph.runtime.provenance import Refusal
 
 __all__ = [
     "Answer",
     "Driver",
     "Executable",
-    "Places",
     "ScratchPool",
     "Timer",
-    "add_steps",
     "describe_outputs",
     "make_driver",
     "share_uses",
@@ -154,113 +145,7 @@ class Driver(Protocol):
         alive even then."""
 
 
-# -- what both drivers do with a program -------------------------------------------------------------------------------
-
-
-Places = Mapping[tuple[AllocationKind, int], tuple[int, int]]
-"""Allocation ▸ number of the source of its address, and bytes to add."""
-
-
-def add_steps(
-    region: Any, native: Any, program: Program, arguments: Sequence[Any], add_segment: Callable[[Step], None]
-) -> Places:
-    """Tell the native ``region`` what each argument has to be, of all steps, of the memory that they take, and what it
-    returns. ``arguments`` are the stand-ins that were captured; ``add_segment`` tells of launches."""
-    steps, given, pool = program.steps, AllocationKind.INPUT, AllocationKind.POOL
-    sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is pool}
-    places = {(given, index): (source, 0) for index, source in _add_arguments(region, program, arguments).items()}
-    owned = sorted({index for step in steps for index in (*step.taken, *step.released)}.union(_outputs(program)))
-    numbers = {index: number for number, index in enumerate(owned)}
-    places.update({(pool, index): (region.add_owned(), 0) for index in owned})
-    if program.order is not None:
-        region.keep_apart()
-    for number, step in enumerate(steps):
-        if isinstance(step, EagerStep):
-            region.add_call(*_native_call(native, program, step, numbers), _waits_behind(program, number))
-        else:
-            add_segment(step)
-    for number, step in enumerate(steps):
-        for nbytes, died, offsets in step.blocks:
-            source = region.add_block(nbytes, number, died)
-            places.update({(pool, index): (source, offset) for index, offset in offsets.items()})
-        for index in step.taken:
-            region.add_taken(number, numbers[index], sizes[index])
-        for index in step.released:
-            region.add_released(number, numbers[index])
-        for argument in step.dead:
-            region.add_dead(number, argument)
-    _add_outputs(region, native.OutputKind, program, numbers)
-    return places
-
-
-def _told(layout: TensorLayout) -> tuple[list[int], list[int], object]:
-    return list(layout.size), list(layout.stride), layout.dtype
-
-
-def _outputs(program: Program) -> set[int]:
-    return {output.index for output in program.recording.outputs if output.kind is OutputKind.FRESH}
-
-
-def _native_call(native: Any, program: Program, step: EagerStep, numbers: Mapping[int, int]) -> tuple[Any, ...]:
-    """What ``region.add_call`` takes: where each operand lies, and where each result goes (-1: it has no elements)."""
-    call, kinds, recording = step.call, native.OperandKind, program.recording
-    slots = {slot.word: slot for slot in program.slots if slot.launch == step.begin}
-    sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
-    operands: list[Any] = []
-    for word, operand in enumerate(call.operands):
-        slot, layout = slots.get(word), operand.layout
-        kind, index, offset = kinds.EMPTY, 0, 0
-        if operand.like is not None:
-            kind = kinds.CONSTANT
-        elif slot is not None and slot.kind is AllocationKind.INPUT:
-            whole = operand.argument == slot.index
-            kind, index, offset = kinds.ITSELF if whole else kinds.ARGUMENT, slot.index, slot.offset
-        elif slot is not None:
-            kind, index, offset = kinds.OWNED, numbers[slot.index], slot.offset
-        operands.append(native.EagerOperand(kind, index, offset, *_told(layout), operand.like))
-    results: list[Any] = []
-    word = len(call.operands)
-    for result in call.results:
-        owned = result.operand < 0
-        slot = slots.get(word) if owned else None
-        word += owned
-        index = result.operand if not owned else -1 if slot is None else numbers[slot.index]
-        nbytes = 0 if slot is None else sizes[slot.index]
-        results.append(native.EagerResult(owned, index, result.offset, nbytes, *_told(result.layout)))
-    return call.call, list(call.leaves), operands, results, recording.alignment, call.drawn
-
-
-def _waits_behind(program: Program, number: int) -> int:
-    """How many waits stand directly behind the eager step ``number``, if they are those for all of its results."""
-    step = program.steps[number]
-    assert isinstance(step, EagerStep)
-    call, behind = step.call, program.steps[number + 1 : number + 1 + len(step.call.results)]
-    waits = {each.begin for each in behind if isinstance(each, EagerStep) and each.call.name.startswith(WAIT)}
-    if len(waits) < len(call.results):
-        return 0
-    owned = range(len(call.operands), len(call.operands) + sum(result.operand < 0 for result in call.results))
-    words = {*owned, *(result.operand for result in call.results if result.operand >= 0)}
-    filled = [slot.key for slot in program.slots if slot.launch == step.begin and slot.word in words]
-    waited = {slot.key for slot in program.slots if slot.launch in waits and slot.word == 0}
-    return len(waits) if len(filled) == len(words) and set(filled) == waited else 0
-
-
-def _add_arguments(region: Any, program: Program, arguments: Sequence[Any]) -> dict[int, int]:
-    """Tell ``region`` what each argument has to be. Returns argument ▸ number of the source of its address.
-    ``arguments`` are the stand-ins that were captured."""
-    recording, written = program.recording, program.written
-    allocations = {a.index: a for a in recording.allocations if a.kind is AllocationKind.INPUT}
-    sources: dict[int, int] = {}
-    for index, argument in enumerate(arguments):
-        if not isinstance(argument, torch.Tensor):
-            sources[index] = region.add_value_argument(argument)
-            continue
-        offset = argument.storage_offset() if index in recording.offset_sensitive else -1
-        allocation = allocations[index]
-        sources[index] = region.add_tensor_argument(
-            argument, index in written, offset, allocation.nbytes, program.alignment, allocation.address
-        )
-    return sources
+# -- what both drivers do ----------------------------------------------------------------------------------------------
 
 
 def describe_outputs(returned: Sequence[Any], describe: Callable[[Any], Output]) -> tuple[Output, ...]:
@@ -272,15 +157,6 @@ def describe_outputs(returned: Sequence[Any], describe: Callable[[Any], Output])
         again = before < position and isinstance(value, torch.Tensor)
         outputs.append(Output(OutputKind.SAME, before) if again else describe(value))
     return tuple(outputs)
-
-
-def _add_outputs(region: Any, kinds: Any, program: Program, numbers: Mapping[int, int]) -> None:
-    """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs, ``numbers`` those of owned
-    memory."""
-    for output in program.recording.outputs:
-        index = numbers[output.index] if output.kind is OutputKind.FRESH else output.index
-        place = output.offset, list(output.size), list(output.stride), output.dtype
-        region.add_output(kinds.__members__[output.kind.name], index, *place, output.value)
 
 
 # -- which drivers there are -------------------------------------------------------------------------------------------

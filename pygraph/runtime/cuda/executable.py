@@ -15,14 +15,15 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.program.order import Order
-from pygraph.program.program import GraphSegment, Program, Step
+from pygraph.program.program import GraphSegment, Program, Slot
 from pygraph.program.verify import verify, verify_edges
-from pygraph.runtime.contract import Executable, add_steps
+from pygraph.runtime.contract import Executable
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import add_edges, call, read_edges, replace_edges
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, EventNode, KernelNode, Node
 from pygraph.runtime.cuda.phases import without
+from pygraph.runtime.description import describe_region
 
 __all__ = ["Part", "drop_superseded", "make_executable", "split", "with_scratch"]
 
@@ -45,11 +46,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
         nodes = [None if launch in dropped else node for launch, node in enumerate(nodes)]
         order = None if program.order is None else program.order.without(dropped)
         parts = split(device.driver, graph, nodes, segments, order)
-        region = device.native.CudaRegion(graph, capture.device, capture.random)
-        region.set_name(program.name)
-        if program.calls:
-            region.set_offset_address(capture.offset_address)
-        _tell(region, device.native, program, capture.arguments, nodes, dict(zip(segments, parts, strict=True)))
+        region = _native_region(device.native, graph, program, capture, nodes, parts)
         if program.order is not None:
             verify_edges(program, _edges(parts, graph.raw_cuda_graph()), dropped)
     return Executable(region, capture.kept)
@@ -228,32 +225,30 @@ def _reorder(
 # -- the native region --------------------------------------------------------------------------------------------
 
 
-def _tell(
-    region: Any,
+def _native_region(
     native: Any,
+    graph: torch.cuda.CUDAGraph,
     program: Program,
-    arguments: Sequence[Any],
+    capture: CudaCapture,
     nodes: Sequence[Node | None],
-    parts: Mapping[tuple[int, int], Part],
-) -> None:
-    """Tell the native ``region`` of its steps, of the sources of addresses, and of each patched word. ``parts`` are the
-    segments by their launches."""
-    where: dict[int, int] = {}
+    parts: Sequence[Part],
+) -> Any:
+    """The region that replays ``parts``, one for each segment. ``nodes`` are given by launch."""
+    where = {launch: (part.handles[launch], number) for number, part in enumerate(parts) for launch in part.handles}
+    patched = dict.fromkeys(slot.launch for slot in program.slots)
+    made = {launch: node.native(native, *where[launch]) for launch in patched if (node := nodes[launch]) is not None}
+    numbers = {launch: number for number, launch in enumerate(made)}
 
-    def add_segment(step: Step) -> None:
-        part = parts[step.begin, step.end]
-        number = len(set(where.values()))
-        where.update(dict.fromkeys(range(step.begin, step.end), number))
-        region.add_segment(part.graph, part.instance)
-
-    places = add_steps(region, native, program, arguments, add_segment)
-    handles = {launch: handle for part in parts.values() for launch, handle in part.handles.items()}
-    added: dict[int, int] = {}
-    for slot in program.slots:
+    def place(slot: Slot) -> tuple[int, int] | None:
         node = nodes[slot.launch]
-        if node is None:  # an operand of an eager call
-            continue
-        if slot.launch not in added:
-            added[slot.launch] = node.add(region, handles[slot.launch], where[slot.launch])
-        source, offset = places[slot.key]
-        region.add_patch(added[slot.launch], node.place(slot.word), source, offset + slot.offset)
+        return None if node is None else (numbers[slot.launch], node.place(slot.word))
+
+    return native.CudaRegion(
+        describe_region(program, capture.arguments, place),
+        graph=graph,
+        device=capture.device,
+        random=capture.random,
+        offset=capture.offset_address if program.calls else 0,
+        segments=[(part.graph, part.instance) for part in parts],
+        nodes=list(made.values()),
+    )

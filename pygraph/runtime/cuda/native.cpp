@@ -46,12 +46,21 @@ void bind(py::module_& m) {
       .def("__enter__", &ScratchPool::enter)
       .def("__exit__", [](ScratchPool& pool, const py::args&) { pool.leave(); })
       .def("close", &ScratchPool::close, ReleasedGil());
-  auto region = bind_region<CudaRegion>(m, "CudaRegion");
-  bind_nodes(region);
-  region.def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
-      .def("add_segment", &CudaRegion::add_segment)
-      .def("set_offset_address", &CudaRegion::set_offset_address)
-      .def("add_patch", &CudaRegion::add_patch);
+  bind_nodes(m);
+  using Segments = std::vector<std::pair<uintptr_t, uintptr_t>>;
+  using Nodes = std::vector<std::shared_ptr<Node>>;
+  using Graph = std::shared_ptr<at::cuda::CUDAGraph>;
+  bind_region<CudaRegion>(m, "CudaRegion")
+      .def(
+          py::init<const py::object&, Graph, c10::DeviceIndex, bool, uintptr_t, const Segments&, Nodes>(),
+          py::arg("described"),
+          py::kw_only(),
+          py::arg("graph"),
+          py::arg("device"),
+          py::arg("random"),
+          py::arg("offset"),
+          py::arg("segments"),
+          py::arg("nodes"));
 }
 
 } // namespace pygraph

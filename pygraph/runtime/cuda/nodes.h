@@ -18,10 +18,10 @@ namespace py = pybind11;
 
 struct Node {
   CUgraphNode handle;
-  size_t segment = 0;
+  size_t segment; // that it is in
   bool dirty = false;
 
-  explicit Node(uintptr_t node) : handle(reinterpret_cast<CUgraphNode>(node)) {}
+  Node(uintptr_t node, size_t place) : handle(reinterpret_cast<CUgraphNode>(node)), segment(place) {}
   virtual ~Node() = default;
   // Sets the address at `place`: a byte of the parameter buffer, or the number of an operand.
   virtual void write(size_t place, uintptr_t address) = 0;
@@ -36,8 +36,8 @@ struct KernelNode final : Node {
   std::string blob;
   std::vector<void*> pointers;
 
-  KernelNode(uintptr_t node, std::string bytes, const std::vector<std::pair<size_t, size_t>>& layout)
-      : Node(node), blob(std::move(bytes)) {
+  KernelNode(uintptr_t node, size_t place, std::string bytes, const std::vector<std::pair<size_t, size_t>>& layout)
+      : Node(node, place), blob(std::move(bytes)) {
     const auto& api = DriverApi::get();
     api.check(api.kernel_params(handle, &params), "a kernel node cannot be read");
     for (const auto& [offset, nbytes] : layout) {
@@ -63,7 +63,7 @@ struct CopyNode final : Node {
   CUDA_MEMCPY3D params{};
   CUcontext context = nullptr;
 
-  explicit CopyNode(uintptr_t node) : Node(node) {
+  CopyNode(uintptr_t node, size_t place) : Node(node, place) {
     const auto& api = DriverApi::get();
     api.check(api.copy_params(handle, &params), "a copy node cannot be read");
     api.check(api.current_context(&context), "no CUDA context");
@@ -83,7 +83,7 @@ struct FillNode final : Node {
   CUDA_MEMSET_NODE_PARAMS params{};
   CUcontext context = nullptr;
 
-  explicit FillNode(uintptr_t node) : Node(node) {
+  FillNode(uintptr_t node, size_t place) : Node(node, place) {
     const auto& api = DriverApi::get();
     api.check(api.fill_params(handle, &params), "a fill node cannot be read");
     api.check(api.current_context(&context), "no CUDA context");
@@ -96,19 +96,16 @@ struct FillNode final : Node {
   CUresult set() const override { return DriverApi::get().set_fill(handle, &params); }
 };
 
-// How Python adds a node of each kind to a region: `handle`, its own facts, and the segment that it is in.
-template <typename Region>
-void bind_nodes(py::class_<Region>& region) {
+// How Python makes a node of each kind: its handle, the segment that it is in, and its own facts.
+inline void bind_nodes(py::module_& m) {
   using Layout = std::vector<std::pair<size_t, size_t>>;
-  region.def("add_kernel", [](Region& r, uintptr_t handle, const py::bytes& blob, const Layout& layout, size_t segment) {
-    return r.add(std::make_unique<KernelNode>(handle, std::string(blob), layout), segment);
-  });
-  region.def("add_copy", [](Region& r, uintptr_t handle, size_t segment) {
-    return r.add(std::make_unique<CopyNode>(handle), segment);
-  });
-  region.def("add_fill", [](Region& r, uintptr_t handle, size_t segment) {
-    return r.add(std::make_unique<FillNode>(handle), segment);
-  });
+  py::class_<Node, std::shared_ptr<Node>>(m, "Node");
+  py::class_<KernelNode, Node, std::shared_ptr<KernelNode>>(m, "KernelNode")
+      .def(py::init([](uintptr_t handle, size_t segment, const py::bytes& blob, const Layout& layout) {
+        return std::make_shared<KernelNode>(handle, segment, std::string(blob), layout);
+      }));
+  py::class_<CopyNode, Node, std::shared_ptr<CopyNode>>(m, "CopyNode").def(py::init<uintptr_t, size_t>());
+  py::class_<FillNode, Node, std::shared_ptr<FillNode>>(m, "FillNode").def(py::init<uintptr_t, size_t>());
 }
 
 // A place that an address was baked into: `delta` bytes behind where its source begins.

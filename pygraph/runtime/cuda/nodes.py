@@ -67,9 +67,8 @@ class Node(ABC):
         """Node ``handle`` and launch ``index``, which it is. Raises CaptureError for what cannot be patched."""
 
     @abstractmethod
-    def add(self, region: Any, handle: int, segment: int) -> int:
-        """Tell the native ``region`` that node ``handle`` of ``segment`` is like this one and will be patched. Returns
-        its number there."""
+    def native(self, module: Any, handle: int, segment: int) -> Any:
+        """What the native ``module`` patches node ``handle`` of ``segment`` by, which is like this one."""
 
     def place(self, word: int) -> int:
         """Where the native struct writes word ``word``: an operand's number, or a byte of a kernel's parameters."""
@@ -101,8 +100,8 @@ class KernelNode(Node):
         launch = Launch(index, LaunchKind.KERNEL, name, words, (identity, layout), geometry=geometry)
         return cls(int(handle), blob, layout, places), launch
 
-    def add(self, region: Any, handle: int, segment: int) -> int:
-        return int(region.add_kernel(handle, self.blob, list(self.layout), segment))
+    def native(self, module: Any, handle: int, segment: int) -> Any:
+        return module.KernelNode(handle, segment, self.blob, list(self.layout))
 
     def place(self, word: int) -> int:
         place, size = self.places[word]
@@ -148,8 +147,8 @@ class CopyNode(Node):
         uses = (Use(0, 0, nbytes, reads=False, writes=True), Use(1, 0, nbytes, reads=True, writes=False))
         return cls(int(handle), nbytes), Launch(index, LaunchKind.MEMCPY, "memcpy", words, nbytes, uses)
 
-    def add(self, region: Any, handle: int, segment: int) -> int:
-        return int(region.add_copy(handle, segment))
+    def native(self, module: Any, handle: int, segment: int) -> Any:
+        return module.CopyNode(handle, segment)
 
     def anchor(self, driver: ModuleType, words: Collection[int], memory: Sequence[int]) -> None:
         """Point ``words``, which will be patched, at ``memory`` (an address for each operand) until then: an
@@ -176,8 +175,8 @@ class FillNode(Node):
         uses = (Use(0, 0, signature[1] * signature[2], reads=False, writes=True),)
         return cls(int(handle)), Launch(index, LaunchKind.MEMSET, "memset", (int(params.dst),), signature, uses)
 
-    def add(self, region: Any, handle: int, segment: int) -> int:
-        return int(region.add_fill(handle, segment))
+    def native(self, module: Any, handle: int, segment: int) -> Any:
+        return module.FillNode(handle, segment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ class EmptyNode(Node):
     def read(cls, reader: Reader, index: int, handle: Any) -> tuple[EmptyNode, Launch]:  # noqa: ARG003
         return cls(int(handle)), Launch(index, LaunchKind.OPERATOR, "empty", (), (), ())
 
-    def add(self, region: Any, handle: int, segment: int) -> int:  # noqa: ARG002
+    def native(self, module: Any, handle: int, segment: int) -> Any:  # noqa: ARG002
         raise CaptureError("invalid-program", "a slot in a node without parameters")
 
 

@@ -38,38 +38,40 @@ struct Segment {
 
 class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
  public:
-  CudaRegion(std::shared_ptr<at::cuda::CUDAGraph> graph, c10::DeviceIndex device, bool random)
-      : Region(device),
+  // `segments`: each one's graph and instance, which are handed over; those of the first, torch's `graph`, are not looked
+  // at. `nodes`: those that are patched. `offset`: where the generator's offset lies on the device, for a region with eager
+  // calls between launches that draw; else 0.
+  CudaRegion(
+      const py::object& described,
+      std::shared_ptr<at::cuda::CUDAGraph> graph,
+      c10::DeviceIndex device,
+      bool random,
+      uintptr_t offset,
+      const std::vector<std::pair<uintptr_t, uintptr_t>>& segments,
+      std::vector<std::shared_ptr<Node>> nodes)
+      : Region(
+            device,
+            described,
+            [&](size_t node, size_t place, int64_t delta) { return Patch{nodes.at(node).get(), place, delta}; }),
         graph_(std::move(graph)),
         device_(device),
-        random_(random) {}
+        random_(random),
+        nodes_(std::move(nodes)) {
+    draws_.address = offset;
+    for (const auto& node : nodes_) TORCH_CHECK(node->segment < segments.size(), "there is no such segment");
+    for (const auto& [own, exec] : segments) {
+      Segment segment;
+      if (segments_.empty()) {
+        segment.exec = reinterpret_cast<CUgraphExec>(graph_->raw_cuda_graph_exec());
+      } else {
+        segment.graph = reinterpret_cast<CUgraph>(own);
+        segment.exec = reinterpret_cast<CUgraphExec>(exec);
+      }
+      segments_.push_back(std::move(segment));
+    }
+  }
 
   ~CudaRegion() override { release(); }
-
-  // The first segment is torch's graph; any other is handed over.
-  void add_segment(uintptr_t graph, uintptr_t exec) {
-    Segment segment;
-    segment.graph = reinterpret_cast<CUgraph>(graph);
-    segment.exec = reinterpret_cast<CUgraphExec>(segments_.empty() ? graph_->raw_cuda_graph_exec() : nullptr);
-    if (!segments_.empty()) segment.exec = reinterpret_cast<CUgraphExec>(exec);
-    segments_.push_back(std::move(segment));
-    Region::add_segment();
-  }
-
-  // The number of the node.
-  size_t add(std::unique_ptr<Node> node, size_t segment) {
-    node->segment = segment;
-    TORCH_CHECK(segment < segments_.size(), "there is no such segment");
-    nodes_.push_back(std::move(node));
-    return nodes_.size() - 1;
-  }
-
-  void add_patch(size_t node, size_t place, size_t source, int64_t delta) {
-    sources_.at(source).patches.push_back({nodes_.at(node).get(), place, delta});
-  }
-
-  // Where the generator's offset lies on the device, for a region with eager calls between launches that draw.
-  void set_offset_address(uintptr_t address) { draws_.address = address; }
 
   // Empties the list in the end. None: `args` is as it was. `answer` is called in the place of operators.
   py::object replay(py::handle args, PyObject* answer = nullptr) {
@@ -228,7 +230,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     uint64_t start = 0, total = 0, shift = 0; // where this replay began, what its launches draw, what eager calls drew
     bool begun = false;
   } draws_;
-  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<std::shared_ptr<Node>> nodes_;
   std::vector<Segment> segments_;
 };
 

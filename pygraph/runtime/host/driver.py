@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.program.program import Program, Step
+from pygraph.program.program import GraphSegment, Program, Slot
 from pygraph.program.recording import EagerCall, Launch, Recording
 from pygraph.program.verify import verify
-from pygraph.runtime.contract import Executable, ScratchPool, add_steps, share_uses
+from pygraph.runtime.contract import Executable, ScratchPool, share_uses
+from pygraph.runtime.description import describe_region
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
@@ -28,32 +29,30 @@ def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
     """The native graph of ``program``. Raises CaptureError when it breaks a rule, or would replace a number."""
     verify(program)
     _check_slots(program, capture)
-    graph = native.HostGraph()
-    graph.set_name(program.name)
-    added: dict[int, int] = {}
+    launches: list[int] = []
+    first: list[int] = []
+    for step in (step for step in program.steps if isinstance(step, GraphSegment)):
+        first.append(len(launches))
+        captured, order = range(step.begin, step.end), program.order
+        launches += captured if order is None else order.sequence(step.begin, step.end)
+    numbers = {launch: number for number, launch in enumerate(launches)}  # none of an eager call
 
-    def add_segment(step: Step) -> None:
-        graph.add_segment()
-        launches, order = range(step.begin, step.end), program.order
-        for index in launches if order is None else order.sequence(step.begin, step.end):
-            added[index] = _add_launch(graph, program.recording.launches[index], capture.payloads[index])
+    def place(slot: Slot) -> tuple[int, int] | None:
+        return (numbers[slot.launch], slot.word) if slot.launch in numbers else None
 
-    places = add_steps(graph, native, program, capture.arguments, add_segment)
-    for slot in program.slots:
-        source, start = places[slot.key]
-        if slot.launch in added:  # no word of an eager call's
-            graph.add_patch(added[slot.launch], slot.word, source, start + slot.offset)
-    for pair in sorted(capture.exclusive):
-        graph.add_exclusive(*pair)
-    return graph
+    return native.HostGraph(
+        describe_region(program, capture.arguments, place),
+        launches=[_native_launch(native, program.recording.launches[i], capture.payloads[i]) for i in launches],
+        first=first,
+        exclusive=sorted(capture.exclusive),
+    )
 
 
-def _add_launch(graph: Any, launch: Launch, payload: Payload) -> int:
-    """The number of ``launch`` in ``graph``."""
+def _native_launch(native: ModuleType, launch: Launch, payload: Payload) -> Any:
     if isinstance(payload, Kernel):
-        return int(graph.add_kernel(payload.entry, launch.words, [p is Parameter.FLOAT for p in payload.parameters]))
+        return native.Kernel(payload.entry, launch.words, [p is Parameter.FLOAT for p in payload.parameters])
     assert not isinstance(payload, EagerCall)
-    return int(graph.add_operator(*payload))
+    return native.Operator(*payload)
 
 
 def _check_slots(program: Program, capture: Recorder) -> None:

@@ -14,34 +14,20 @@ namespace pygraph {
 
 class HostGraph final : public Region<DispatchKey::CPU, Patch> {
  public:
-  HostGraph() : Region(/*device=*/-1) {}
-
-  // The next segment: the launches from here on.
-  void add_segment() {
-    Region::add_segment();
-    first_.push_back(launches_.size());
-  }
-
-  // Returns the number of the launch.
-  size_t add_kernel(uintptr_t entry, const std::vector<uint64_t>& words, const std::vector<bool>& floats) {
-    launches_.push_back(std::make_unique<Kernel>(entry, words, floats));
-    return launches_.size() - 1;
-  }
-
-  size_t add_operator(
-      const OperatorCall& call,
-      const std::vector<bool>& moves,
-      const std::vector<std::optional<Tensor>>& outputs) {
-    c10::InferenceMode ordinary(false); // its tensors serve replays inside and outside of inference mode
-    launches_.push_back(std::make_unique<Operator>(call, moves, outputs));
-    return launches_.size() - 1;
-  }
-
-  void add_patch(size_t launch, size_t word, size_t source, int64_t delta) {
-    sources_.at(source).patches.push_back(launches_.at(launch)->patch(word, delta));
-  }
-
-  void add_exclusive(size_t written, size_t other) { exclusive_.emplace_back(written, other); }
+  // `first`: the launch that each segment begins with. `exclusive`: arguments, the first of them written, that must not
+  // overlap.
+  HostGraph(
+      const py::object& described,
+      std::vector<std::shared_ptr<Launch>> launches,
+      std::vector<size_t> first,
+      std::vector<std::pair<size_t, size_t>> exclusive)
+      : Region(
+            /*device=*/-1,
+            described,
+            [&](size_t launch, size_t word, int64_t delta) { return launches.at(launch)->patch(word, delta); }),
+        launches_(std::move(launches)),
+        first_(std::move(first)),
+        exclusive_(std::move(exclusive)) {}
 
   // Empties the list in the end. None: `args` is as it was. `answer` is called in the place of operators.
   py::object replay(py::handle args, PyObject* answer = nullptr) {
@@ -90,9 +76,9 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
     Region::release();
   }
 
-  std::vector<std::unique_ptr<Launch>> launches_;
-  std::vector<size_t> first_; // launch of each segment
-  std::vector<std::pair<size_t, size_t>> exclusive_; // arguments that must not overlap
+  std::vector<std::shared_ptr<Launch>> launches_;
+  std::vector<size_t> first_;
+  std::vector<std::pair<size_t, size_t>> exclusive_;
 };
 
 // Address space without memory behind it: any access faults.
@@ -117,12 +103,24 @@ void bind(py::module_& m) {
   m.attr("NO_MEMORY") = kNoMemory;
   m.attr("MAX_WORDS") = kMaxWords;
   m.attr("MAX_FLOATS") = kMaxFloats;
+  using Launches = std::vector<std::shared_ptr<Launch>>;
   bind_region<HostGraph>(m, "HostGraph")
-      .def(py::init<>())
-      .def("add_kernel", &HostGraph::add_kernel)
-      .def("add_operator", &HostGraph::add_operator)
-      .def("add_patch", &HostGraph::add_patch)
-      .def("add_exclusive", &HostGraph::add_exclusive);
+      .def(
+          py::init<const py::object&, Launches, std::vector<size_t>, std::vector<std::pair<size_t, size_t>>>(),
+          py::arg("described"),
+          py::kw_only(),
+          py::arg("launches"),
+          py::arg("first"),
+          py::arg("exclusive"));
+  py::class_<Launch, std::shared_ptr<Launch>>(m, "Launch");
+  py::class_<Kernel, Launch, std::shared_ptr<Kernel>>(m, "Kernel")
+      .def(py::init<uintptr_t, const std::vector<uint64_t>&, const std::vector<bool>&>());
+  using Outputs = std::vector<std::optional<Tensor>>;
+  py::class_<Operator, Launch, std::shared_ptr<Operator>>(m, "Operator")
+      .def(py::init([](const OperatorCall& call, const std::vector<bool>& moves, const Outputs& outputs) {
+        c10::InferenceMode ordinary(false); // its tensors serve replays inside and outside of inference mode
+        return std::make_shared<Operator>(call, moves, outputs);
+      }));
 }
 
 } // namespace pygraph

@@ -22,6 +22,12 @@ inline bool same_list(c10::IntArrayRef actual, const std::vector<int64_t>& expec
   return true;
 }
 
+// A field of an object that Python describes something by (description.py).
+template <typename T>
+T field(py::handle described, const char* name) {
+  return described.attr(name).cast<T>();
+}
+
 struct Argument {
   py::object value; // of one that is no tensor
   bool written = false;
@@ -30,18 +36,23 @@ struct Argument {
   int64_t offset = -1; // the storage offset that it must have; -1: any
   size_t nbytes = 0, alignment = 1, residue = 0;
 
-  // `align` is a power of two.
-  Argument(const Tensor& captured, bool writes, int64_t at, size_t bytes, size_t align, uintptr_t address)
-      : written(writes),
-        dtype(captured.dtype()),
-        size(captured.sizes().vec()),
-        stride(captured.strides().vec()),
-        offset(at),
-        nbytes(bytes),
-        alignment(align),
-        residue(address & (align - 1)) {}
-
-  explicit Argument(py::object captured) : value(std::move(captured)) {}
+  // From an Argument of Python's. `alignment` is a power of two.
+  explicit Argument(py::handle described) {
+    auto captured = field<py::object>(described, "captured");
+    if (!THPVariable_Check(captured.ptr())) {
+      value = std::move(captured);
+      return;
+    }
+    const auto& tensor = THPVariable_Unpack(captured.ptr());
+    written = field<bool>(described, "written");
+    dtype = tensor.dtype();
+    size = tensor.sizes().vec();
+    stride = tensor.strides().vec();
+    offset = field<int64_t>(described, "offset");
+    nbytes = field<size_t>(described, "nbytes");
+    alignment = field<size_t>(described, "alignment");
+    residue = field<uintptr_t>(described, "address") & (alignment - 1);
+  }
 
   bool is_tensor() const { return !value; }
 
@@ -90,9 +101,11 @@ struct Operands {
 template <DispatchKey backend>
 class Arguments {
  public:
-  explicit Arguments(c10::DeviceIndex device) : device_(device) {}
+  // `apart`: only lists are accepted in which no written argument shares memory with another.
+  Arguments(c10::DeviceIndex device, py::handle described, bool apart) : device_(device), apart_(apart) {
+    for (auto each : described) expected_.emplace_back(each);
+  }
 
-  void add(Argument argument) { expected_.push_back(std::move(argument)); }
   void clear() { expected_.clear(); }
   size_t size() const { return expected_.size(); }
   const Argument& operator[](size_t i) const { return expected_[i]; }
@@ -112,9 +125,6 @@ class Arguments {
     locate(call);
     return copyable(call) && (!apart_ || are_apart(call));
   }
-
-  // From now on, only lists are accepted in which no written argument shares memory with another.
-  void keep_apart() { apart_ = true; }
 
   // Bytes from element 0 on.
   Range elements(const Operands& call, size_t i) const {
@@ -182,7 +192,7 @@ class Arguments {
   }
 
   c10::DeviceIndex device_;
-  bool apart_ = false;
+  bool apart_;
   mutable std::vector<uintptr_t> apart_at_; // addresses that were found apart; one replay at a time looks
   std::vector<Argument> expected_;
 };

@@ -98,8 +98,11 @@ struct Layout {
   std::vector<int64_t> size, stride;
   caffe2::TypeMeta dtype;
 
-  Layout(std::vector<int64_t> sizes, std::vector<int64_t> strides, at::ScalarType type)
-      : size(std::move(sizes)), stride(std::move(strides)), dtype(c10::scalarTypeToTypeMeta(type)) {}
+  // From a TensorLayout or an Output of Python's, which may have no dtype.
+  explicit Layout(py::handle described)
+      : size(field<std::vector<int64_t>>(described, "size")),
+        stride(field<std::vector<int64_t>>(described, "stride")),
+        dtype(c10::scalarTypeToTypeMeta(field<std::optional<at::ScalarType>>(described, "dtype").value_or(at::kByte))) {}
 
   template <DispatchKey backend>
   Tensor over(const c10::Storage& storage, int64_t bytes) const {
@@ -118,6 +121,16 @@ struct Layout {
   }
 };
 
+// What the `kind` of a description is, an enumeration of Python's with these values.
+template <typename Kind>
+Kind kind_of(py::handle described, std::initializer_list<std::pair<const char*, Kind>> kinds) {
+  auto value = described.attr("kind").attr("value").cast<std::string>();
+  for (const auto& [name, kind] : kinds) {
+    if (name == value) return kind;
+  }
+  TORCH_CHECK(false, "there is no kind ", value);
+}
+
 enum class OperandKind { itself, argument, owned, constant, empty };
 
 // A tensor that an eager call is given: an argument of the region itself, a view of one or of owned memory, a constant.
@@ -127,6 +140,19 @@ struct EagerOperand {
   int64_t offset; // in bytes
   Layout layout;
   std::optional<Tensor> constant;
+
+  explicit EagerOperand(py::handle described)
+      : kind(kind_of<OperandKind>(
+            described,
+            {{"itself", OperandKind::itself},
+             {"argument", OperandKind::argument},
+             {"owned", OperandKind::owned},
+             {"constant", OperandKind::constant},
+             {"empty", OperandKind::empty}})),
+        index(field<size_t>(described, "index")),
+        offset(field<int64_t>(described, "offset")),
+        layout(described.attr("layout")),
+        constant(field<std::optional<Tensor>>(described, "constant")) {}
 };
 
 // A tensor that an eager call returns: in memory of its own, or in that of an operand.
@@ -136,6 +162,13 @@ struct EagerResult {
   int64_t offset; // in bytes, from the operand's first element
   size_t nbytes;
   Layout layout;
+
+  explicit EagerResult(py::handle described)
+      : owned(field<bool>(described, "owned")),
+        index(field<int64_t>(described, "index")),
+        offset(field<int64_t>(described, "offset")),
+        nbytes(field<size_t>(described, "nbytes")),
+        layout(described.attr("layout")) {}
 };
 
 template <DispatchKey backend>
@@ -149,6 +182,8 @@ struct EagerCall {
   uint64_t drawn; // how far the launches before it advance the generator
   size_t waits; // so many steps directly behind it, and they alone, wait for all of its results
   std::optional<Collective> collective; // if it can be sent and waited for at once
+
+  explicit EagerCall(py::handle described) : EagerCall(described.attr("operator").cast<const OperatorCall&>(), described) {}
 
   static constexpr auto kDevice = backend == DispatchKey::CPU ? c10::kCPU : c10::kCUDA;
 
@@ -212,6 +247,20 @@ struct EagerCall {
   }
 
  private:
+  EagerCall(const OperatorCall& call, py::handle described)
+      : op(call.op),
+        stack(call.stack),
+        leaves(field<std::vector<size_t>>(described, "leaves")),
+        alignment(field<size_t>(described, "alignment")),
+        drawn(field<uint64_t>(described, "drawn")),
+        waits(field<size_t>(described, "waits")) {
+    TORCH_CHECK(tensors_of(stack).size() == leaves.size(), "an operator's tensors do not match");
+    for (auto each : described.attr("operands")) operands.emplace_back(each);
+    for (auto each : described.attr("results")) results.emplace_back(each);
+    auto own = op.hasKernelForDispatchKey(backend); // somebody else's: torch's serve all devices
+    if (waits > 0 && !own) collective = Collective::of(op, stack);
+  }
+
   static Tensor operand(const EagerOperand& each, const Call& call) {
     switch (each.kind) {
       case OperandKind::itself:

@@ -72,6 +72,19 @@ struct Output {
   Layout layout;
   py::object object;
 
+  explicit Output(py::handle described)
+      : kind(kind_of<OutputKind>(
+            described,
+            {{"argument", OutputKind::argument},
+             {"view", OutputKind::view},
+             {"fresh", OutputKind::fresh},
+             {"object", OutputKind::object},
+             {"same", OutputKind::same}})),
+        index(field<int64_t>(described, "index")),
+        offset(field<int64_t>(described, "offset")),
+        layout(described),
+        object(field<py::object>(described, "value")) {}
+
   // `before`: the list of outputs, up to this one.
   template <DispatchKey backend>
   py::object make(const Call& call, PyObject* before) const {
@@ -108,7 +121,7 @@ struct Step {
   struct Block {
     size_t source, nbytes, died; // up to the step `died`
   };
-  size_t segment = 0; // of those that the driver launches
+  size_t segment; // of those that the driver launches: the next one, where this is a call
   std::unique_ptr<EagerCall<backend>> call;
   std::vector<Block> blocks;
   std::vector<std::pair<size_t, size_t>> taken; // owned memory, with its bytes
@@ -123,80 +136,6 @@ class Region {
   Region(const Region&) = delete;
   virtual ~Region() = default;
 
-  // The number of the source of the argument's address; so for one that is no tensor, which has none.
-  size_t add_tensor_argument(
-      const Tensor& captured, bool written, int64_t offset, size_t nbytes, size_t alignment, uintptr_t address) {
-    return add_argument({captured, written, offset, nbytes, alignment, address});
-  }
-
-  size_t add_value_argument(py::object value) { return add_argument(Argument(std::move(value))); }
-
-  // Launches run in another order than the program's, which holds for arguments that are apart.
-  void keep_apart() { arguments_.keep_apart(); }
-
-  void add_output(
-      OutputKind kind,
-      int64_t index,
-      int64_t offset,
-      std::vector<int64_t> size,
-      std::vector<int64_t> stride,
-      std::optional<at::ScalarType> dtype,
-      py::object object) {
-    Layout layout(std::move(size), std::move(stride), dtype.value_or(at::kByte));
-    outputs_.push_back({kind, index, offset, std::move(layout), std::move(object)});
-  }
-
-  // Steps, in order. Returns the number of the segment.
-  size_t add_segment() {
-    steps_.emplace_back();
-    steps_.back().segment = segment_count_;
-    return segment_count_++;
-  }
-
-  void add_call(
-      const OperatorCall& call,
-      std::vector<size_t> leaves,
-      std::vector<EagerOperand> operands,
-      std::vector<EagerResult> results,
-      size_t alignment,
-      uint64_t drawn,
-      size_t waits) {
-    TORCH_CHECK(tensors_of(call.stack).size() == leaves.size(), "an operator's tensors do not match");
-    auto own = call.op.hasKernelForDispatchKey(backend); // somebody else's: torch's serve all devices
-    auto collective = waits > 0 && !own ? Collective::of(call.op, call.stack) : std::nullopt;
-    steps_.emplace_back();
-    steps_.back().call.reset(new EagerCall<backend>{
-        call.op,
-        call.stack,
-        std::move(leaves),
-        std::move(operands),
-        std::move(results),
-        alignment,
-        drawn,
-        waits,
-        std::move(collective)});
-  }
-
-  // Memory for intermediates from the step `born` to `died`. Returns its source.
-  size_t add_block(size_t nbytes, size_t born, size_t died) {
-    auto source = new_source();
-    steps_.at(born).blocks.push_back({source, nbytes, died});
-    return source;
-  }
-
-  // Memory with a storage of its own. Returns its source; the first such memory is number 0, and so on.
-  size_t add_owned() {
-    owned_.push_back(new_source());
-    return owned_.back();
-  }
-
-  void add_taken(size_t step, size_t owned, size_t nbytes) { steps_.at(step).taken.emplace_back(owned, nbytes); }
-  void add_released(size_t step, size_t owned) { steps_.at(step).released.push_back(owned); }
-  void add_dead(size_t step, size_t argument) { steps_.at(step).dead.push_back(argument); }
-
-  // What profilers call a replay.
-  void set_name(std::string name) { name_ = std::move(name); }
-
   // Gives everything back; while a replay is under way, when that is over.
   void close() {
     closed_ = true;
@@ -207,7 +146,42 @@ class Region {
   uint64_t used() const { return used_; }
 
  protected:
-  explicit Region(c10::DeviceIndex device) : arguments_(device) {}
+  // `described`: a RegionDescription of Python's. `patch` makes a patch of the number of a launch, the place in it, and how
+  // many bytes behind the begin of the memory its address lies.
+  template <typename F>
+  Region(c10::DeviceIndex device, py::handle described, F&& patch)
+      : arguments_(device, described.attr("arguments"), field<bool>(described, "apart")),
+        name_(field<std::string>(described, "name")) {
+    auto add_source = [&](py::handle patches) {
+      sources_.emplace_back();
+      for (auto each : patches) {
+        auto launch = field<size_t>(each, "launch"), place = field<size_t>(each, "place");
+        sources_.back().patches.push_back(patch(launch, place, field<int64_t>(each, "delta")));
+      }
+      return sources_.size() - 1;
+    };
+    for (auto each : described.attr("arguments")) add_source(each.attr("patches"));
+    for (auto patches : described.attr("owned")) owned_.push_back(add_source(patches));
+    size_t segments = 0;
+    for (auto each : described.attr("steps")) {
+      auto call = field<py::object>(each, "call");
+      auto& step = steps_.emplace_back();
+      step.segment = segments;
+      if (call.is_none()) {
+        ++segments;
+      } else {
+        step.call = std::make_unique<EagerCall<backend>>(call);
+      }
+      for (auto block : each.attr("blocks")) {
+        auto nbytes = field<size_t>(block, "nbytes"), died = field<size_t>(block, "died");
+        step.blocks.push_back({add_source(block.attr("patches")), nbytes, died});
+      }
+      step.taken = field<std::vector<std::pair<size_t, size_t>>>(each, "taken");
+      step.released = field<std::vector<size_t>>(each, "released");
+      step.dead = field<std::vector<size_t>>(each, "dead");
+    }
+    for (auto each : described.attr("outputs")) outputs_.emplace_back(each);
+  }
 
   // Entered and left under the GIL: a replay that finds another one under way is turned away.
   struct Busy {
@@ -252,7 +226,7 @@ class Region {
   // half-way throws them. Called without the GIL.
   bool run(Call& call, PyObject* args, c10::Allocator& allocator) {
     call.owned.resize(owned_.size());
-    for (size_t i = 0; i < arguments_.size(); ++i) move(argument_sources_[i], call.addresses[i]);
+    for (size_t i = 0; i < arguments_.size(); ++i) move(i, call.addresses[i]);
     bool begun = false;
     for (size_t s = 0; s < steps_.size(); ++s) {
       const auto& step = steps_[s];
@@ -283,25 +257,17 @@ class Region {
     if (PyList_SetSlice(args.ptr(), 0, PyList_GET_SIZE(args.ptr()), nullptr) != 0) throw py::error_already_set();
   }
 
-  size_t new_source() {
-    sources_.emplace_back();
-    return sources_.size() - 1;
-  }
-
   virtual void release() {
     steps_.clear();
     owned_.clear();
-    segment_count_ = 0;
     sources_.clear();
-    argument_sources_.clear();
     arguments_.clear();
     outputs_.clear();
   }
 
   Arguments<backend> arguments_;
   std::vector<Output> outputs_;
-  std::vector<size_t> argument_sources_; // by argument
-  std::vector<Source<Patch>> sources_;
+  std::vector<Source<Patch>> sources_; // those of the arguments come first
   std::vector<Step<backend>> steps_;
   std::string name_;
   unsigned busy_ = 0; // the generation of the process that replays it
@@ -348,7 +314,7 @@ class Region {
     for (size_t i = 0; i < arguments_.size(); ++i) {
       bool alive = call.held[i] && call.tensors[i] != nullptr && call.tensors[i]->numel() != 0;
       bool copied = std::find(call.misaligned.begin(), call.misaligned.end(), i) != call.misaligned.end();
-      if (alive && !copied) move(argument_sources_[i], call.addresses[i] = address(*call.tensors[i]));
+      if (alive && !copied) move(i, call.addresses[i] = address(*call.tensors[i]));
     }
   }
 
@@ -379,13 +345,6 @@ class Region {
   }
 
   std::vector<size_t> owned_; // the source of each
-  size_t segment_count_ = 0;
-
-  size_t add_argument(Argument argument) {
-    arguments_.add(std::move(argument));
-    argument_sources_.push_back(new_source());
-    return argument_sources_.back();
-  }
 };
 
 // Sets the state of a generator to `to`, if it is `expected` or nothing is expected. Returns the one that it had before:
@@ -430,48 +389,15 @@ py::class_<T> bind_region(py::module_& m, const char* name) {
       .def(py::init<const std::string&, const std::string&, const py::tuple&, const py::dict&>())
       .def("tensors", [](const OperatorCall& call) { return tensors_of(call.stack); })
       .def("drop_tensors", &OperatorCall::drop_tensors);
-  py::enum_<OperandKind>(m, "OperandKind", py::module_local())
-      .value("ITSELF", OperandKind::itself)
-      .value("ARGUMENT", OperandKind::argument)
-      .value("OWNED", OperandKind::owned)
-      .value("CONSTANT", OperandKind::constant)
-      .value("EMPTY", OperandKind::empty);
-  using Sizes = std::vector<int64_t>;
-  py::class_<EagerOperand>(m, "EagerOperand", py::module_local())
-      .def(py::init([](OperandKind kind, size_t index, int64_t offset, Sizes size, Sizes stride, at::ScalarType dtype, std::optional<Tensor> like) {
-        return EagerOperand{kind, index, offset, Layout(std::move(size), std::move(stride), dtype), std::move(like)};
-      }));
-  py::class_<EagerResult>(m, "EagerResult", py::module_local())
-      .def(py::init([](bool owned, int64_t index, int64_t offset, size_t nbytes, Sizes size, Sizes stride, at::ScalarType dtype) {
-        return EagerResult{owned, index, offset, nbytes, Layout(std::move(size), std::move(stride), dtype)};
-      }));
   m.def("exchange_state", &exchange_state);
   m.def("share_uses", [](const py::buffer& number) {
     uses = static_cast<uint64_t*>(number.request().ptr);
     number.inc_ref(); // for ever
   });
   pthread_atfork(nullptr, nullptr, [] { ++generation; });
-  py::enum_<OutputKind>(m, "OutputKind", py::module_local())
-      .value("ARGUMENT", OutputKind::argument)
-      .value("VIEW", OutputKind::view)
-      .value("FRESH", OutputKind::fresh)
-      .value("OBJECT", OutputKind::object)
-      .value("SAME", OutputKind::same);
   py::class_<T> type(m, name);
   type.def_property_readonly("replay", &replay_of<T>)
       .def_property_readonly("used", &T::used)
-      .def("set_name", &T::set_name)
-      .def("add_tensor_argument", &T::add_tensor_argument)
-      .def("add_value_argument", &T::add_value_argument)
-      .def("keep_apart", &T::keep_apart)
-      .def("add_output", &T::add_output)
-      .def("add_segment", &T::add_segment)
-      .def("add_call", &T::add_call)
-      .def("add_block", &T::add_block)
-      .def("add_owned", &T::add_owned)
-      .def("add_taken", &T::add_taken)
-      .def("add_released", &T::add_released)
-      .def("add_dead", &T::add_dead)
       .def("replay_answered", [](T& region, py::handle args, py::handle answer) { return region.replay(args, answer.ptr()); })
       .def("close", &T::close);
   return type;

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,10 +11,11 @@ from pygraph.program.layout import plan
 from pygraph.program.order import Order
 from pygraph.program.program import NonPointerWord, Program, Slot
 from pygraph.program.recording import AllocationKind, Recording
-from pygraph.program.steps import cut, with_steps
+from pygraph.program.steps import with_steps
 from pygraph.runtime.cuda import executable
-from pygraph.runtime.cuda.executable import Part, _tell, with_scratch
+from pygraph.runtime.cuda.executable import Part, with_scratch
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
+from pygraph.runtime.description import Patch, describe_region
 from pygraph.runtime.slots import SlotTable, discover
 from tests.runtime.captures import Capture
 
@@ -36,18 +36,14 @@ def test_every_patch_names_the_piece_that_its_intermediate_lies_in() -> None:
     table = discover(first, second)
     assert isinstance(table, SlotTable)
     program = with_steps(Program(first, table.slots, plan(first, table.slots)))
-    segments, region = cut(program), Mock()
-    region.add_block.side_effect = itertools.count()
-    region.add_copy.side_effect = lambda handle, segment: handle
-    nodes = [CopyNode(i, 64) for i in range(6)]
-    _tell(region, Mock(), program, (), nodes, {(0, 6): Part(0, 0, {i: i for i in range(6)})})
-    assert region.add_segment.mock_calls == [call(0, 0)]
-    assert region.add_block.mock_calls == [call(SIZE, 0, 0)] * 4
-    place = {index: (number, at) for number, block in enumerate(segments.blocks) for index, at in block.offsets.items()}
-    assert sorted(number for number, _ in place.values()) == [0, 1, 2, 3]
-    expected = [call(s.launch, s.word, place[s.index][0], place[s.index][1] + s.offset) for s in program.slots]
-    assert region.add_patch.mock_calls == expected
-    assert {each.args[3] for each in expected if each.args[1] == 1} == {512}
+    described = describe_region(program, (), lambda slot: (slot.launch, slot.word))
+    (step,) = described.steps
+    assert step.call is None
+    assert [(block.nbytes, block.died) for block in step.blocks] == [(SIZE, 0)] * 4
+    places = (block[2] for block in program.steps[0].blocks)
+    for block, ((index, at),) in zip(step.blocks, (offsets.items() for offsets in places), strict=True):
+        assert block.patches == tuple(Patch(s.launch, s.word, at + s.offset) for s in program.slots if s.index == index)
+    assert {patch.delta for block in step.blocks for patch in block.patches if patch.place == 1} == {512}
 
 
 # -- words that point at scratch memory ------------------------------------------------------------------------------

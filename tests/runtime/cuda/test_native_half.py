@@ -23,6 +23,10 @@ PRELUDE = """
 import faulthandler, gc, importlib.util, json, os, sys
 sys.setdlopenflags(os.RTLD_LAZY)  # what is never called here is not simulated
 import torch
+from dataclasses import replace
+from pygraph.program.recording import Output, OutputKind, TensorLayout
+from pygraph.runtime.description import (
+    Argument, Block, Call, CallOperand, CallResult, OperandKind, Patch, RegionDescription, RegionStep)
 spec = importlib.util.spec_from_file_location("simulated", sys.argv[1])
 cuda = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(cuda)
@@ -35,6 +39,13 @@ def capture(run, arena=1 << 40):
         return run()
     finally:
         session.end()
+
+
+BYTES = TensorLayout((8,), (1,), torch.uint8)
+
+
+def bytes_of(owned):
+    return Output(OutputKind.FRESH, owned, 0, (8,), (1,), torch.uint8)
 
 
 for line in sys.stdin:
@@ -126,27 +137,24 @@ print(cuda.pools())
 # -- replays -----------------------------------------------------------------------------------------------------------
 
 TWO_SEGMENTS = """
-def region(first=False, random=False):
+def region(in_first=False, random=False, dead=()):
     '''Fills argument 0 with sevens, and copies argument 1 to the output by way of an intermediate: in two segments, or
     in the first of them.'''
     captured = [cuda.tensor(8, False).data_ptr() for _ in range(4)]
-    graph, later, segment = cuda.Graph(True), cuda.graph(), 0 if first else 1
+    graph, later, segment = cuda.Graph(True), cuda.graph(), 0 if in_first else 1
     fill = cuda.add_fill(graph.raw(), captured[0], 7, 8)
-    target = graph.raw() if first else later
+    target = graph.raw() if in_first else later
     copies = [cuda.add_copy(target, captured[3], captured[1], 8), cuda.add_copy(target, captured[2], captured[3], 8)]
-    made = cuda.CudaRegion(graph, 0, random)
-    made.add_segment(0, 0)
-    made.add_segment(later, cuda.instance(later))
-    written, read = (made.add_tensor_argument(cuda.tensor(8, False), i == 0, -1, 8, 1, 0) for i in range(2))
-    fresh, between = made.add_owned(), made.add_block(8, segment, segment)
-    made.add_taken(segment, 0, 8)
-    made.add_patch(made.add_fill(fill, 0), 0, written, 0)
-    for copy, to, source in zip(copies, (between, fresh), (read, between)):
-        number = made.add_copy(copy, segment)
-        made.add_patch(number, 0, to, 0)
-        made.add_patch(number, 1, source, 0)
-    made.add_output(cuda.OutputKind.FRESH, 0, 0, [8], [1], torch.uint8, None)
-    return made
+    nodes = [cuda.FillNode(fill, 0), *(cuda.CopyNode(copy, segment) for copy in copies)]
+    written, read = (Patch(0, 0, 0),), (Patch(1, 1, 0),)
+    between, fresh = (Patch(1, 0, 0), Patch(2, 1, 0)), (Patch(2, 0, 0),)
+    steps = [RegionStep(dead=dead), RegionStep()]
+    steps[segment] = replace(steps[segment], blocks=(Block(8, segment, between),), taken=((0, 8),))
+    first, second = (cuda.tensor(8, False) for _ in range(2))
+    arguments = (Argument(first, written, written=True, nbytes=8), Argument(second, read, nbytes=8))
+    described = RegionDescription("", arguments, (fresh,), tuple(steps), (bytes_of(0),))
+    segments = [(0, 0), (later, cuda.instance(later))]
+    return cuda.CudaRegion(described, graph=graph, device=0, random=random, offset=0, segments=segments, nodes=nodes)
 
 
 def filled(value, mapped=False):
@@ -176,7 +184,7 @@ for value, mapped in ((2, False), (3, True), (4, True), (5, False)):
 
 def test_a_first_copy_that_refuses_an_address_declines_that_call_alone(library: subprocess.Popen[str]) -> None:
     code = """
-made = region(first=True)
+made = region(in_first=True)
 for value, mapped in ((2, False), (3, True), (4, False)):
     print(*call(made, value, mapped))
 """
@@ -204,9 +212,8 @@ for value in (4, 5):
 def test_what_is_freed_between_segments_may_call_another_region_that_draws(library: subprocess.Popen[str]) -> None:
     code = """
 import weakref
-outer, inner, seen = region(random=True), region(random=True), []
+outer, inner, seen = region(random=True, dead=(0,)), region(random=True), []
 args = [filled(1), filled(2)]
-outer.add_dead(0, 0)
 weakref.finalize(args[0], lambda: seen.append(call(inner, 3)))
 returned = outer.replay(args)
 print(seen, cuda.read(returned[0])[0])
@@ -263,27 +270,25 @@ def calling():
     first, later, last = cuda.Graph(True), cuda.graph(), cuda.graph()
     copies = [cuda.add_copy(graph, places[to], places[to - 1], 8)
               for graph, to in ((first.raw(), 1), (later, 3), (last, 4))]
-    made = cuda.CudaRegion(first, 0, False)
-    argument = made.add_tensor_argument(captured[0], False, -1, 8, 1, 0)
-    given, returned, changed, output = (made.add_owned() for _ in range(4))
-    made.add_segment(0, 0)
+    nodes = [cuda.CopyNode(copy, segment) for segment, copy in enumerate(copies)]
     calls = [cuda.OperatorCall(f"simulated::{name}", "", (torch.empty(1),), {}) for name in ("twice", "overwrite")]
-    operands = [cuda.EagerOperand(cuda.OperandKind.OWNED, owned, 0, [8], [1], torch.uint8, None) for owned in (0, 2)]
-    made.add_call(calls[0], [0], [operands[0]], [cuda.EagerResult(True, 1, 0, 8, [8], [1], torch.uint8)], 1, 0, 0)
-    made.add_segment(later, cuda.instance(later))
-    made.add_call(calls[1], [0], [operands[1]], [], 1, 0, 0)
-    made.add_segment(last, cuda.instance(last))
-    for step, owned in ((0, 0), (2, 2), (4, 3)):
-        made.add_taken(step, owned, 8)
-    for step, owned in ((1, 0), (2, 1), (4, 2)):
-        made.add_released(step, owned)
-    made.add_dead(0, 0)
-    for segment, (copy, to, source) in enumerate(zip(copies, (given, changed, output), (argument, returned, changed))):
-        number = made.add_copy(copy, segment)
-        made.add_patch(number, 0, to, 0)
-        made.add_patch(number, 1, source, 0)
-    made.add_output(cuda.OutputKind.FRESH, 3, 0, [8], [1], torch.uint8, None)
-    return made
+    twice, overwrite = (
+        Call(call, (0,), (CallOperand(OperandKind.OWNED, BYTES, owned),), results)
+        for call, owned, results in zip(calls, (0, 2), ((CallResult(BYTES, True, 1, nbytes=8),), ()))
+    )
+    # what eager calls are given and return, what is copied from that, and the output
+    owned = ((Patch(0, 0, 0),), (Patch(1, 1, 0),), (Patch(1, 0, 0), Patch(2, 1, 0)), (Patch(2, 0, 0),))
+    steps = (
+        RegionStep(taken=((0, 8),), dead=(0,)),
+        RegionStep(twice, released=(0,)),
+        RegionStep(taken=((2, 8),), released=(1,)),
+        RegionStep(overwrite),
+        RegionStep(taken=((3, 8),), released=(2,)),
+    )
+    argument = Argument(captured[0], (Patch(0, 1, 0),), nbytes=8)
+    described = RegionDescription("", (argument,), owned, steps, (bytes_of(3),))
+    segments = [(0, 0), (later, cuda.instance(later)), (last, cuda.instance(last))]
+    return cuda.CudaRegion(described, graph=first, device=0, random=False, offset=0, segments=segments, nodes=nodes)
 
 
 def filled(value):

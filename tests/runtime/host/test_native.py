@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pygraph.program.recording import Output, OutputKind
+from pygraph.runtime.description import Patch, RegionDescription, RegionStep
 from pygraph.runtime.host.kernels import Parameter, parameters_of
 
 _C_TYPES = {"i": "int64_t", "f": "float", "r": "const float*"}
@@ -36,6 +39,15 @@ def load_kernel(source: Path) -> int:
 _loaded: list[ctypes.CDLL] = []
 
 
+def storing(native: Any, launch: Any, outputs: Sequence[Output], nbytes: int, word: int = 0) -> Any:
+    """A graph of one launch, which holds the address of the first of its ``outputs`` at ``word``, and of the others
+    behind that: ``nbytes`` each."""
+    owned = tuple((Patch(0, word + number, 0),) for number in range(len(outputs)))
+    step = RegionStep(taken=tuple((number, nbytes) for number in range(len(outputs))))
+    described = RegionDescription(owned=owned, steps=(step,), outputs=tuple(outputs))
+    return native.HostGraph(described, launches=[launch], first=[0], exclusive=[])
+
+
 KINDS = ["", "i", "f", "fi", "if" * 7, "f" * 8, "i" * 20 + "f" * 8, "f" * 8 + "i" * 20, "fri" * 8, "ri" * 100 + "f"]
 
 
@@ -47,13 +59,9 @@ def test_integers_floats_and_addresses_in_any_order(native: Any, tmp_path: Path,
         t.data_ptr() if kind == "r" else int(t.view(torch.int32)) if kind == "f" else int(t)
         for t, kind in zip(held, kinds, strict=True)
     ]
-    graph = native.HostGraph()
-    graph.add_segment()
-    graph.add_kernel(compile_kernel(tmp_path, kinds), [*words, 0], [*(kind == "f" for kind in kinds), False])
-    source = graph.add_owned()
-    graph.add_taken(0, 0, 8 * max(len(kinds), 1))
-    graph.add_patch(0, len(kinds), source, 0)
-    graph.add_output(native.OutputKind.FRESH, 0, 0, [len(kinds)], [1], torch.float64, None)
+    kernel = native.Kernel(compile_kernel(tmp_path, kinds), [*words, 0], [*(kind == "f" for kind in kinds), False])
+    output = Output(OutputKind.FRESH, 0, 0, (len(kinds),), (1,), torch.float64)
+    graph = storing(native, kernel, [output], 8 * max(len(kinds), 1), len(kinds))
     (out,) = graph.replay([])
     assert out.tolist() == values
 
@@ -61,7 +69,7 @@ def test_integers_floats_and_addresses_in_any_order(native: Any, tmp_path: Path,
 def test_too_many_parameters(native: Any) -> None:
     for count, is_float in ((native.MAX_WORDS + 1, False), (native.MAX_FLOATS + 1, True)):
         with pytest.raises(RuntimeError, match="too many kernel parameters"):
-            native.HostGraph().add_kernel(1, [0] * count, [is_float] * count)
+            native.Kernel(1, [0] * count, [is_float] * count)
 
 
 def test_parameters_are_read_from_the_source_of_the_module(tmp_path: Path) -> None:

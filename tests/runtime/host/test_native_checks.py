@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.program.recording import Output, OutputKind
+from pygraph.runtime.description import Argument, Patch, RegionDescription, RegionStep
 from pygraph.runtime.host import HostDriver
 from tests.runtime.host.replays import make_executable
-from tests.runtime.host.test_native import load_kernel
+from tests.runtime.host.test_native import load_kernel, storing
 from tests.runtime.regions import RegionCall
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -22,11 +24,10 @@ from tests.runtime.regions import RegionCall
 
 def passing(native: Any, captured: torch.Tensor, *, offset: int, alignment: int = 1) -> Any:
     """A graph that launches nothing and returns its argument: read only, captured at a multiple of ``alignment``."""
-    graph = native.HostGraph()
     nbytes = captured.numel() * captured.itemsize
-    graph.add_tensor_argument(captured, False, offset, nbytes, alignment, 0)
-    graph.add_output(native.OutputKind.ARGUMENT, 0, 0, [], [], None, None)
-    return graph
+    argument = Argument(captured, offset=offset, nbytes=nbytes, alignment=alignment)
+    described = RegionDescription(arguments=(argument,), outputs=(Output(OutputKind.ARGUMENT, 0),))
+    return native.HostGraph(described, launches=[], first=[], exclusive=[])
 
 
 def at_offset(offset: int) -> torch.Tensor:
@@ -87,23 +88,17 @@ def library() -> Iterator[torch.library.Library]:
         yield made
 
 
-def storing(native: Any, operator: str, count: int) -> Any:
+def calling(native: Any, operator: str, count: int) -> Any:
     """A graph that calls an operator, whose ``count`` results are three floats each."""
-    graph = native.HostGraph()
-    graph.add_segment()
-    x = torch.zeros(3)
-    call = native.OperatorCall(f"pygraph_checks::{operator}", "", (x,), {})
-    graph.add_operator(call, [False], [torch.zeros(3) for _ in range(count)])
-    for index in range(count):
-        graph.add_patch(0, 1 + index, graph.add_owned(), 0)
-        graph.add_taken(0, index, 12)
-        graph.add_output(native.OutputKind.FRESH, index, 0, [3], [1], torch.float32, None)
-    return graph
+    call = native.OperatorCall(f"pygraph_checks::{operator}", "", (torch.zeros(3),), {})
+    launch = native.Operator(call, [False], [torch.zeros(3) for _ in range(count)])
+    outputs = [Output(OutputKind.FRESH, index, 0, (3,), (1,), torch.float32) for index in range(count)]
+    return storing(native, launch, outputs, 12, word=1)
 
 
 @pytest.mark.parametrize("other", [torch.ones(4), torch.ones(1), torch.ones(3, 1), torch.ones(3, dtype=torch.float64)])
 def test_a_result_of_another_size_or_dtype_is_not_stored(native: Any, library: object, other: torch.Tensor) -> None:
-    graph = storing(native, "one", 1)
+    graph = calling(native, "one", 1)
     returned[:] = [torch.tensor([1.0, 2.0, 3.0])]
     assert graph.replay([])[0].tolist() == [1, 2, 3]
     returned[:] = [other]
@@ -112,7 +107,7 @@ def test_a_result_of_another_size_or_dtype_is_not_stored(native: Any, library: o
 
 
 def test_fewer_or_more_results_are_an_error(native: Any, library: object) -> None:
-    graph = storing(native, "many", 2)
+    graph = calling(native, "many", 2)
     returned[:] = [torch.full((3,), 1.0), torch.full((3,), 2.0)]
     assert [out.tolist() for out in graph.replay([])] == [[1, 1, 1], [2, 2, 2]]
     for count in (1, 3):
@@ -134,9 +129,8 @@ def test_other_threads_run_python_code_during_a_replay(native: Any, tmp_path: Pa
         "  *asked = *answered == 0 ? 2 : 3;\n}\n"
     )
     asked, answered = ctypes.c_int64(0), ctypes.c_int64(0)
-    graph = native.HostGraph()
-    graph.add_segment()
-    graph.add_kernel(load_kernel(source), [ctypes.addressof(asked), ctypes.addressof(answered)], [False] * 2)
+    words = [ctypes.addressof(asked), ctypes.addressof(answered)]
+    graph = storing(native, native.Kernel(load_kernel(source), words, [False] * 2), [], 0)
     over = threading.Event()
 
     def answer() -> None:
@@ -153,3 +147,14 @@ def test_other_threads_run_python_code_during_a_replay(native: Any, tmp_path: Pa
         over.set()
         thread.join()
     assert asked.value == 3
+
+
+# -- what a graph is made from -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("launch", "place"), [(1, 0), (0, 3)])
+def test_a_description_that_patches_what_is_not_there_makes_no_graph(native: Any, launch: int, place: int) -> None:
+    owned, step = ((Patch(launch, place, 0),),), RegionStep(taken=((0, 8),))
+    kernel = native.Kernel(1, [0] * 3, [False] * 3)
+    with pytest.raises(IndexError):
+        native.HostGraph(RegionDescription(owned=owned, steps=(step,)), launches=[kernel], first=[0], exclusive=[])
