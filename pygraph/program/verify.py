@@ -260,7 +260,7 @@ def _calls(facts: _Facts) -> Iterator[Violation]:
         given = [None if operand.like is not None else operand.layout for operand in call.operands]
         for word, layout in enumerate([*given, *owned]):
             slot = facts.slots.get((launch.index, word))
-            if layout is None or 0 in layout.size:
+            if layout is None or not layout.nbytes:
                 continue
             if slot is None or (word >= len(given) and slot.kind is not POOL):
                 yield launch, f"has no memory for tensor {word} of its call"
@@ -289,9 +289,9 @@ def _outputs(facts: _Facts) -> Iterator[Violation]:
 
 
 def _beyond(facts: _Facts, key: _Key, offset: int, layout: TensorLayout) -> Iterator[str]:
-    """What is wrong with a tensor ``offset`` bytes into an allocation."""
+    """What is wrong with a tensor ``offset`` bytes into an allocation. One without elements may begin anywhere."""
     nbytes = facts.allocations[key].nbytes
-    if offset < 0 or offset + layout.nbytes > nbytes:
+    if layout.nbytes and not 0 <= offset <= nbytes - layout.nbytes:
         yield f"shows bytes {offset} to {offset + layout.nbytes} of {name_of(key)}, which has {nbytes}"
 
 

@@ -10,6 +10,8 @@ import torch
 
 import pygraph
 from pygraph.program.recording import LaunchKind
+from pygraph.program.text import parse_program
+from pygraph.program.verify import verify
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.cuda import executable
 from pygraph.runtime.provenance import Refusal
@@ -48,6 +50,10 @@ def test_any_addresses_give_the_bits_of_the_uncaptured_run(driver: Driver, fn: A
     assert order.longest_path() < len(made.program.recording.launches) / 2
     for seed in range(20):
         replay_and_compare(driver, fn, made, fresh_arguments(args, seed))
+    printed = str(made.program)
+    parsed = parse_program(printed)
+    verify(parsed)
+    assert str(parsed) == printed
     kinds = {launch.kind for launch in made.program.recording.launches}
     assert kinds >= ({LaunchKind.MEMCPY, LaunchKind.KERNEL} if fn is chains else {LaunchKind.KERNEL})
 

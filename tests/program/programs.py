@@ -81,6 +81,14 @@ def _program(fn: Any, args: Sequence[Any]) -> Program:
     return found.program
 
 
+def empty(args: list[Any]) -> Sequence[Any]:
+    """Returns views without elements, one of which begins beyond its memory."""
+    (x,) = args
+    args.clear()
+    hidden = torch.relu(x)
+    return [torch.as_strided(hidden, (0, 4), (4, 1), 400), hidden[4:], torch.mm(x, x[:, :0]), hidden]
+
+
 def given(args: list[Any]) -> Sequence[Any]:
     """An eager call that is given the caller's own argument, and returns it."""
     x, w = args
@@ -93,6 +101,7 @@ CAPTURED: dict[str, Callable[[], Program]] = {
     "calling": of(calling, [(4, 4), (4, 4)], EAGER, name="net.region0", lent=frozenset([1])),
     "calling in order": of(calling, [(4, 4), (4, 4)], EAGER, order="dependences"),
     "given": of(given, [(4, 4), (4, 4)], ("aten.cos_",)),
+    "empty": of(empty, [(4, 4)]),
     "drawing": of(drawing, [(4, 4)]),
     "mutating": of(mutating, [(4, 4), (4, 4)]),
     **{name: compiled(name) for name in ("mlp", "branches", "planned", "draws", "cache", "train")},
