@@ -19,6 +19,8 @@ from pygraph.program.default import DEFAULT_PASSES, as_captured
 from pygraph.program.order import Order
 from pygraph.program.program import Program
 from pygraph.program.text import parse_program
+from pygraph.settings import Settings
+from pygraph.version import digest
 from tests.commands import run
 from tests.passes.build import build
 from tests.program.programs import CAPTURED, recordings
@@ -148,6 +150,22 @@ def test_passes_and_what_they_run_on_belong_together() -> None:
     with pytest.raises(OptionError, match="runs on a launch program, and this is a graph"):
         PassManager("legality,segments").check_order()
     PassManager(DEFAULT_LAUNCH_PIPELINE).check_order(None)
+
+
+def test_the_key_of_launch_passes_has_all_that_they_decide_by() -> None:
+    """Decisions on orders are kept under it."""
+    chosen: list[dict[str, object]] = [
+        {},
+        {"order_memory": 0.5},
+        {"launch_passes": "order"},
+        {"launch_passes": "order{memory=0.5}"},
+        {"launch_passes": [Shift()]},
+        {"launch_passes": [Shift(2)]},
+    ]
+    keys = [Settings.make(options, {}).launches().key for options in chosen]
+    assert len(set(keys)) == len(keys)
+    assert digest(Path(__file__)) in keys[4]
+    assert keys == [Settings.make(options, {}).launches().key for options in chosen]
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -73,6 +73,9 @@ _OF_THE_WRAPPER = frozenset(
 _GENERATED = "triton_"
 """How Inductor names kernels of its own."""
 
+_TEMPLATES = "triton_tem_"
+"""How it names those from templates: they do not say which results a fused addition adds to."""
+
 _ADDRESSES = (torch.int64, torch.uint64)
 """What a tensor of addresses is of, which a kernel of the user's may follow."""
 
@@ -580,12 +583,14 @@ def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     mutated = getattr(kernel, "mutated_arg_names", None)
     signature = (getattr(kernel, "triton_meta", None) or {}).get("signature")
     names = list(signature) if isinstance(signature, dict) and mutated is not None else []
-    exact = str(getattr(getattr(kernel, "fn", None), "__name__", "")).startswith(_GENERATED)
+    kernel_name = str(getattr(getattr(kernel, "fn", None), "__name__", ""))
+    exact = kernel_name.startswith(_GENERATED)
     operands: list[Operand] = []
     for position, value in enumerate(args):
         name = names[position] if position < len(names) else ""
         whole = name not in (mutated or ())  # it stores to all of what it stores to
         read_only, write_only = (whole and name.startswith(known) for known in (_READ_ONLY_NAMES, _WRITE_ONLY_NAMES))
+        write_only = write_only and not kernel_name.startswith(_TEMPLATES)
         facts = {"writes": not read_only, "exact": exact, "reads": not write_only}
         operands += [Operand.of(t, **facts) for t in tensors_in(value)]
     operands += [Operand.of(t, writes=True, exact=False) for value in kwargs.values() for t in tensors_in(value)]

@@ -161,6 +161,8 @@ def test_kernels_of_inductors_use_elements_alone_and_say_by_name_what_they_write
         *[Operand(y.data_ptr(), Bytes(0, 24), writes=True)] * 3,
         Operand(y.data_ptr(), Bytes(0, 24), writes=True, reads=False),
     ]
+    (sum_of,) = _triton_operands(Compiled("triton_tem_fused_0", "out_ptr0"), [y], {})
+    assert sum_of == Operand(y.data_ptr(), Bytes(0, 24), writes=True)
     own = _triton_operands(Compiled("my_kernel", "in_ptr0", "out_ptr0"), [x, x], {})
     assert own == [Operand(x.data_ptr(), None, writes=written) for written in (False, True)]
 
