@@ -208,16 +208,16 @@ def test_strict_accepts_what_is_captured() -> None:
 
 
 def test_verify_always_compares_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pygraph.runtime.region as region
+    from pygraph.runtime import life
 
     compared: list[object] = []
-    real = region.verify
+    real = life.verify
 
     def verify(*args: Any, **facts: Any) -> Any:
         compared.append(args)
         return real(*args, **facts)
 
-    monkeypatch.setattr(region, "verify", verify)
+    monkeypatch.setattr(life, "verify", verify)
     model = Mlp().eval()
     ours = compiled(model, verify="always")
     with torch.no_grad():

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from pygraph.program.program import Program
-from pygraph.runtime.contest import Contest, Decision
+from pygraph.runtime.contest import Contest
 from pygraph.runtime.contract import Executable
 from pygraph.runtime.events import Sizes
 from pygraph.runtime.ledger import Account
@@ -23,7 +23,19 @@ from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import Lasting, reason_of
 from pygraph.runtime.tensors import bits
 
-__all__ = ["LONGEST_WAIT", "MAX_TRACKED", "ScalarKey", "State", "Variant", "VariantTable", "signature", "sizes_in"]
+__all__ = [
+    "LONGEST_WAIT",
+    "MAX_TRACKED",
+    "Call",
+    "Checked",
+    "Replay",
+    "ScalarKey",
+    "State",
+    "Variant",
+    "VariantTable",
+    "signature",
+    "sizes_in",
+]
 
 MAX_TRACKED = 256
 """Variants of one region whose occurrences are remembered while they are not captured."""
@@ -79,7 +91,7 @@ def sizes_in(signature: Hashable, left_out: Collection[int] = ()) -> Sizes:
 
 
 class State(str, Enum):
-    """What becomes of the calls of one variant. A region is in the state of its variants: REPLAY if any is captured.
+    """The state of a region: REPLAY if any of its variants is captured.
 
     COLD ▸ WARM ▸ REPLAY, or UNCAPTURED. A capture that was evicted, or that failed for a reason which may pass, goes
     back to WARM. While a variant is captured and compared it still is WARM: nothing is to undo.
@@ -93,59 +105,102 @@ class State(str, Enum):
     __str__ = str.__str__
 
 
+Replay: TypeAlias = Callable[[list[Any]], Sequence[Any] | None]
+"""Answers a call, whose arguments it empties; or returns None, with nothing done, where the call does not fit."""
+
+
+class Call:
+    """A call that a life answers. It holds nothing once its ``outputs`` were taken: a life that waits keeps it."""
+
+    __slots__ = ("args", "outputs")
+
+    def __init__(self, args: list[Any]) -> None:
+        self.args = args
+        self.outputs: Sequence[Any] | None = None
+
+    def take(self) -> Sequence[Any] | None:
+        """The answer, which is the caller's from now on."""
+        outputs, self.outputs = self.outputs, None
+        return outputs
+
+
+@dataclass(slots=True)
+class Checked:
+    """A capture of which some replays are compared with uncaptured runs.
+
+    Args:
+        program: what it replays
+        tolerant: whether it was accepted within a tolerance
+        unverified: replays since the last one that was compared
+    """
+
+    program: Program
+    tolerant: bool
+    unverified: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Variant:
-    """One combination of key and signature. ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to
-    be captured, and so does the time ``again``, if there is one. ``refusal``: why its last capture failed, one of
-    ``refused`` in a row. ``seen``: how many replays the process had begun when it last ran uncaptured. ``like``: the
-    signature of the calls that its capture is for, with the arguments that are sensitive there. ``program``: what it
-    replays, if calls are compared, ``tolerant`` if within a tolerance, ``unverified``: replays since the last of these.
-    ``open``: another order of its launches is to be tried. ``contest``: it is. ``contested``: it was so.
-    ``known_order``: what an earlier process decided on that. ``rival``: the replay in that order, while it is timed.
-    ``concurrent``: it has won. ``sends``: what ranks say of the collectives that it calls, if these may be captured.
-    ``joined``: they are. ``off``: it is left uncaptured for good."""
+    """One combination of key and signature.
+
+    Args:
+        key: the scalars of its calls
+        signature: the tensors of its calls
+        wanted: uncaptured runs that make it due to be captured
+        ran: uncaptured runs so far
+        again: the time at which it is due in any case
+        off: it is left uncaptured for good
+        refusal: why its last capture failed
+        refused: captures that failed in a row
+        seen: how many replays the process had begun when it last ran uncaptured
+        account: the times of its calls
+        like: the arguments that are sensitive in its capture, and the signature of calls with these
+        replay: how its calls are replayed, if it is captured
+        held: the executables that ``replay`` uses
+        checked: set where some replays are compared
+        order: the order of its launches that was decided on
+        life: what answers its next call that is no mere replay, where something waits for one
+        joint: the same, at calls at which ranks vote
+        contest: what times its calls in two orders
+        shared: its replays send captured collectives
+    """
 
     key: Hashable
     signature: Hashable
     wanted: int
     ran: int = 0
     again: float | None = None
+    off: bool = False
     refusal: Refusal | None = None
     refused: int = 0
     seen: int = 0
-    executable: Executable | None = None
-    contest: Contest | None = None
-    like: tuple[frozenset[int], Hashable] = (frozenset(), None)
-    program: Program | None = None
-    tolerant: bool = False
-    unverified: int = 0
-    open: bool = False
-    contested: bool = False
-    known_order: Decision | None = None
-    rival: Executable | None = None
-    concurrent: bool = False
-    sends: str | None = None
-    joined: bool = False
-    off: bool = False
     account: Account = field(default_factory=Account)
+    like: tuple[frozenset[int], Hashable] = (frozenset(), None)
+    replay: Replay | None = None
+    held: tuple[Executable, ...] = ()
+    checked: Checked | None = None
+    order: str | None = None
+    life: Generator[None, Any, None] | None = None
+    joint: Generator[None, Any, None] | None = None
+    contest: Contest | None = None
+    shared: bool = False
 
     @property
-    def state(self) -> State:
-        """Its state, by what it has."""
-        if self.executable is not None:
-            return State.REPLAY
-        return State.UNCAPTURED if self.off else State.WARM if self.ran else State.COLD
+    def contesting(self) -> bool:
+        """True until the order of its launches is decided on."""
+        waits = self.life is not None or (self.shared and self.joint is not None)
+        return self.replay is not None and (waits or self.contest is not None)
 
     def due(self, clock: Callable[[], float]) -> bool:
-        """Whether it should be captured now."""
-        if self.executable is not None or self.off:
+        """True if it should be captured now."""
+        if self.replay is not None or self.off:
             return False
         return self.ran >= self.wanted or (self.again is not None and clock() >= self.again)
 
     def fits(self, args: Sequence[Any]) -> bool:
-        """Whether a call is one that it was captured for."""
+        """True if a call is one that it was captured for."""
         sensitive, captured = self.like
-        return signature(args, sensitive) == captured
+        return self.replay is not None and signature(args, sensitive) == captured
 
     def postpone(self) -> None:
         """Start anew, and run twice as often until the next capture: it was evicted, as all are where more variants
@@ -170,44 +225,25 @@ class Variant:
     def retry(self, *, every: bool) -> Refusal | None:
         """Make it due, if its last capture was refused for what may pass, or with ``every`` for whatever reason;
         returns the refusal."""
-        refusal = None if self.executable is not None else self.refusal
+        refusal = None if self.replay is not None else self.refusal
         if refusal is None or not (every or reason_of(refusal.reason).may_pass):
             return None
         self.ran, self.refused, self.off = self.wanted, 0, False
         return refusal
 
-    @property
-    def contesting(self) -> bool:
-        """Whether it has not been decided yet on the order of its launches."""
-        return self.open or self.rival is not None
-
-    def release(self) -> None:
-        """Free what was captured for it."""
-        held = self.rival, self.executable  # in this order, for ``choose`` on another thread: read, and then let go of
-        self.contested, self.open = self.contested and not self.contesting, False
-        if self.joined:  # what was decided on captured collectives says nothing of eager calls
-            self.contested = self.concurrent = False
-        self.sends, self.joined = None, False
-        self.rival = self.executable = self.program = self.contest = None
+    def free(self) -> None:
+        """Close what was captured for it. Another thread may do the same."""
+        if self.shared:
+            self.order = None  # what was decided on captured collectives says nothing of eager calls
+        held, self.held = self.held, ()
+        self.replay = self.life = self.joint = self.contest = self.checked = None
+        self.shared = False
         for executable in held:
-            if executable is not None:
-                executable.close()
-
-    def choose(self, *, rival: bool) -> None:
-        """Keep one of the two replays, unless another thread releases them."""
-        serial, concurrent = self.executable, self.rival
-        if serial is None or concurrent is None:
-            return
-        self.executable, other = (concurrent, serial) if rival else (serial, concurrent)
-        if self.rival is None:  # released since
-            self.executable = None
-        else:
-            self.rival, self.concurrent = None, rival
-        other.close()
+            executable.close()
 
 
 class VariantTable:
-    """Variants by key and signature, at most ``max_captures`` with an executable and MAX_TRACKED without; the one that
+    """Variants by key and signature, at most ``max_captures`` captured and MAX_TRACKED others; the one that
     was not used for longest goes.
 
     There is no lock: whatever allocates may collect garbage, and a finaliser may call the region whose table this is.
@@ -226,7 +262,7 @@ class VariantTable:
 
     @property
     def captured(self) -> list[Variant]:
-        """The variants with an executable, as they were used last."""
+        """The variants that are captured, as they were used last."""
         return list(self._captured)
 
     @property
@@ -236,13 +272,8 @@ class VariantTable:
 
     @property
     def contested_now(self) -> int:
-        """How many are being timed in two orders."""
+        """How many are timed in two orders."""
         return sum(variant.contest is not None for variant in self.captured)
-
-    def end_joint_contests(self) -> None:
-        """Ranks vote no longer: those whose collectives are captured are tried in no other order."""
-        for variant in self.captured:
-            variant.open = variant.open and not variant.joined
 
     def under(self, key: Hashable) -> tuple[Variant, ...]:
         """All variants of a key, known from earlier calls."""
@@ -255,7 +286,7 @@ class VariantTable:
             made = Variant(key, facts, self._wanted)
             variant = self._by_key.setdefault(key, {}).setdefault(facts, made)  # another thread may have been first
             self._track(variant)
-        elif variant.executable is None:
+        elif variant.replay is None:
             self.touch(variant)
         return variant
 
@@ -264,18 +295,32 @@ class VariantTable:
         with contextlib.suppress(KeyError):  # it may have gone meanwhile
             self._tracked.move_to_end(variant)
 
-    def install(self, variant: Variant, executable: Executable) -> list[Variant]:
-        """Give ``variant`` its executable. Returns those that had to go for it."""
-        variant.executable, variant.again, variant.refusal, variant.refused = executable, None, None, 0
+    def install(self, variant: Variant, replay: Replay, executable: Executable) -> list[Variant]:
+        """``variant`` is captured. Returns those that had to go for it."""
+        variant.replay, variant.held = replay, (executable,)
+        variant.again, variant.refusal, variant.refused = None, None, 0
         self._by_key.setdefault(variant.key, {})[variant.signature] = variant
         self._captured[variant] = None
         self._tracked.pop(variant, None)
         evicted = list(_beyond(self._captured, self._max_captures))
         for oldest in evicted:
-            oldest.release()
+            oldest.free()
             oldest.postpone()
             self._track(oldest)
         return evicted
+
+    def replace(self, variant: Variant, replay: Replay, *held: Executable) -> bool:
+        """Replay ``variant`` by other executables, unless another thread frees it; whether that is so. Those that it
+        held, and ``held`` where it is freed, are closed."""
+        before = variant.held
+        variant.held, variant.replay = held, replay
+        kept = variant in self._captured
+        if not kept:  # now, or before
+            variant.free()
+        for executable in before if kept else (*before, *held):
+            if executable not in variant.held:
+                executable.close()
+        return kept
 
     def free(self, variant: Variant) -> bool:
         """Free what was captured for ``variant``, which is remembered; whether this thread did."""
@@ -283,7 +328,7 @@ class VariantTable:
             del self._captured[variant]
         except KeyError:  # another one was first
             return False
-        variant.release()
+        variant.free()
         self._track(variant)
         return True
 
@@ -303,7 +348,7 @@ class VariantTable:
         for table in (self._by_key, self._captured, self._tracked):
             table.clear()
         for variant in captured:
-            variant.release()
+            variant.free()
 
     def _track(self, variant: Variant) -> None:
         self._tracked[variant] = None

@@ -16,10 +16,10 @@ from torch.distributed import _functional_collectives as functional
 
 import pygraph
 from pygraph.errors import ReplayError
-from pygraph.runtime import agreement, compare, region
-from pygraph.runtime.agreement import Ballot, Outcome
+from pygraph.runtime import compare, life, region, votes
 from pygraph.runtime.cuda import executable
 from pygraph.runtime.host.driver import HostDriver
+from pygraph.runtime.votes import Ballot, Outcome
 from tests.distributed.checks import check, compiled, fork, group, host_only, regions, sent, tensor
 from tests.distributed.processes import Rank
 
@@ -65,7 +65,7 @@ def sends(rank: Rank, counts: list[int], expected: list[int]) -> None:
 @contextlib.contextmanager
 def only_on(rank: Rank, number: int, *arguments: Any) -> Iterator[None]:
     """A part is replaced on one rank."""
-    with mock.patch.object(*arguments) if rank.number == number else mock.patch.object(agreement, "SECONDS", 10.0):
+    with mock.patch.object(*arguments) if rank.number == number else mock.patch.object(votes, "SECONDS", 10.0):
         yield
 
 
@@ -151,15 +151,15 @@ def one_rank_tries_no_other_order(rank: Rank) -> None:
 def one_rank_cannot_capture(rank: Rank) -> None:
     """It says no, at every vote, and all go on as before."""
 
-    def refuses(self: Any, ballot: Ballot, order: str, args: list[Any]) -> None:
+    def refuses(*_: Any) -> None:
         return None
 
-    with only_on(rank, 1, region.Region, "_capture_joint", refuses):
+    with only_on(rank, 1, votes, "_capture_joint", refuses):
         counts = run(rank)
     assert AGREED not in record().notes
     assert record().notes.count(NEVER) == 1
     sends(rank, counts, [2] * CALLS)
-    assert record().replays == CALLS - 2 - (0 if rank.number == 1 else len(agreement.VOTES)), (
+    assert record().replays == CALLS - 2 - (0 if rank.number == 1 else len(votes.VOTES)), (
         "votes that failed are answered uncaptured"
     )
 
@@ -278,7 +278,7 @@ def one_rank_never_votes(rank: Rank) -> None:
         asked.append(question)
         return real(self, question, answer)
 
-    with mock.patch.object(agreement, "SECONDS", 1.0), mock.patch.object(Ballot, "decide", counted):
+    with mock.patch.object(votes, "SECONDS", 1.0), mock.patch.object(Ballot, "decide", counted):
         ours = {"collectives": "captured"} if rank.number == 0 else {"collectives": "eager"}
         fn = compiled(layer, **ours)
         for call in range(CALLS):
@@ -323,7 +323,7 @@ def several_groups_stay_eager(rank: Rank) -> None:
 def a_question_is_answered_once(rank: Rank) -> None:
     """Whoever asks first, and however late the others are: one result for all."""
     ballot = Ballot("ballot", group().group_name)
-    with mock.patch.object(agreement, "SECONDS", 0.5):
+    with mock.patch.object(votes, "SECONDS", 0.5):
         assert ballot.decide("same", "a") is Outcome.YES
         assert ballot.decide("different", f"{rank.number}") is Outcome.NO
         assert ballot.decide("one no", None if rank.number else "a") is Outcome.NO
@@ -340,8 +340,8 @@ def compiled_again_ranks_vote_again(rank: Rank) -> None:
     for again in range(2):
         pygraph.reset()
         torch._dynamo.reset()
-        refuses = mock.patch.object(region.Region, "_capture_joint", return_value=None)
-        with refuses if again and rank.number else mock.patch.object(agreement, "SECONDS", 10.0):
+        refuses = mock.patch.object(votes, "_capture_joint", return_value=None)
+        with refuses if again and rank.number else mock.patch.object(votes, "SECONDS", 10.0):
             run(rank)
         assert (AGREED in record().notes) == (not again)
 
@@ -358,11 +358,11 @@ def ranks_are_at_different_places(rank: Rank) -> None:
         ballot.held += 1
         return ballot.decide("replay", ballot.place(4)) is Outcome.YES
 
-    with mock.patch.object(agreement, "SECONDS", 5.0), mock.patch.dict(agreement.counts, uncaptured=7):
+    with mock.patch.object(votes, "SECONDS", 5.0), mock.patch.dict(votes.counts, uncaptured=7):
         assert agreed()
-        agreement.counts["uncaptured"] += rank.number
+        votes.counts["uncaptured"] += rank.number
         assert not agreed()
-        agreement.counts["uncaptured"] = 7
+        votes.counts["uncaptured"] = 7
         before = ballot.place(4)
         with ballot.capturing():
             torch.distributed.all_reduce(x)
@@ -371,7 +371,7 @@ def ranks_are_at_different_places(rank: Rank) -> None:
         assert ballot.place(4) != before
         assert ballot.place(5) != ballot.place(4)
         before = ballot.place(4)
-        with mock.patch.object(agreement, "_joined", {group(): ()}):
+        with mock.patch.object(votes, "_joined", {group(): ()}):
             assert ballot.place(4) == before
 
 
@@ -380,7 +380,7 @@ def one_ranks_call_raises(rank: Rank) -> None:
     """Behind its collectives, after all agreed: it says that it has found nothing right, and nobody uses the replay."""
     real = compare.compare
 
-    def raises(*facts: Any, together: Any = None, **options: Any) -> Any:
+    def raises(*facts: Any, together: Any, **options: Any) -> Any:
         if together is None:
             return real(*facts, **options)
         *others, answer = facts
@@ -398,7 +398,7 @@ def one_ranks_call_raises(rank: Rank) -> None:
         pygraph.reset()
         ours = compiled(fn, collectives="captured")
         raised = 0
-        with only_on(rank, 1, region, "compare", raises):
+        with only_on(rank, 1, life, "compare", raises):
             for call in range(CALLS):
                 cache, x = tensor(rank, call + 1), tensor(rank, call)
                 expected = fn(cache.clone(), x)

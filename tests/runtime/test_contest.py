@@ -26,14 +26,15 @@ from pygraph import cache
 from pygraph.program.default import DefaultPasses
 from pygraph.program.program import Program
 from pygraph.program.recording import Recording
-from pygraph.runtime import region as region_module
-from pygraph.runtime.agreement import VOTES, Ballot, Outcome
+from pygraph.runtime import life as life_module
 from pygraph.runtime.contest import _PLAN, Contest, Decision
 from pygraph.runtime.contract import Executable, Timer
 from pygraph.runtime.discover import capture
 from pygraph.runtime.events import counts
+from pygraph.runtime.life import Lives
 from pygraph.runtime.region import Region, RegionOptions
-from pygraph.runtime.variants import Variant
+from pygraph.runtime.variants import Variant, VariantTable
+from pygraph.runtime.votes import VOTES, Ballot, Outcome
 from tests.runtime.captures import writes
 from tests.runtime.fake import FakeDriver
 
@@ -241,7 +242,7 @@ def test_another_order_is_tried_for_a_few_sizes_at_once_and_no_more_where_it_doe
     for _ in range(3 * TURNS):
         for size in range(2, 8):
             call(region, 1, size)
-            most = max(most, region._variants.contested_now)
+            most = max(most, region._lives.table.contested_now)
     assert most == 3
     assert [each.order for each in region.record.orders] == ["dependences" if tried == 6 else "program"] * tried
     assert (region.record.contests, sum(not each.closed for each in driver.executables)) == (0, 6)
@@ -267,9 +268,8 @@ def test_sizes_that_do_not_come_again_leave_others_their_turn(scalars: tuple[int
 def test_a_second_replay_that_declines_leaves_the_first() -> None:
     region, _ = make(driver=Parallel(), order="measured")
     call(region, 3)
-    (variant,) = region._variants.under(())
-    assert variant.rival is not None
-    variant.rival.close()
+    (variant,) = region._lives.table.under(())
+    variant.held[1].close()
     world.ran.clear()
     call(region, 100)
     assert world.ran == ["program"] * 100
@@ -368,12 +368,6 @@ def test_a_tie_keeps_the_order_of_the_program(cost: float) -> None:
     assert [executable.closed for executable in driver.executables] == [False, True]
 
 
-def test_nothing_is_chosen_of_replays_that_were_released() -> None:
-    variant = Variant(key=(), signature=(), wanted=2)
-    variant.choose(rival=True)
-    assert (variant.executable, variant.rival, variant.concurrent) == (None, None, False)
-
-
 def interrupted(code: CodeType, call: Callable[[], None], by: Callable[[], None], at: int) -> bool:
     """``call``, with ``by`` before instruction ``at`` of ``code``, as on another thread; whether it gets there."""
     steps, happened = count(), []
@@ -396,27 +390,33 @@ def interrupted(code: CodeType, call: Callable[[], None], by: Callable[[], None]
 
 
 @pytest.mark.parametrize("rival", [True, False])
-@pytest.mark.parametrize("first", ["choose", "release"])
-def test_a_replay_that_is_chosen_while_another_thread_releases_it_is_not_kept(rival: bool, first: str) -> None:
+@pytest.mark.parametrize("first", [VariantTable.replace, VariantTable.free, Variant.free])
+def test_a_replay_that_is_chosen_while_another_thread_releases_it_is_not_kept(rival: bool, first: Any) -> None:
     """Wherever the one is interrupted by the other."""
     for at in count():
         made = Mock(), Mock()
-        variant = Variant((), (), 1, executable=made[0], rival=made[1])
-        both = {"choose": partial(variant.choose, rival=rival), "release": variant.release}
-        if not interrupted(getattr(Variant, first).__code__, both.pop(first), *both.values(), at):
+        table = VariantTable(1, 1)
+        variant = table.find((), ())
+        table.install(variant, made[0].replay, made[0])
+        assert table.replace(variant, made[1].replay, *made)
+        chosen = made[rival]
+        both = [partial(table.replace, variant, chosen.replay, chosen), partial(table.free, variant)]
+        if first is not VariantTable.replace:
+            both.reverse()
+        if not interrupted(first.__code__, *both, at):
             break
-        assert (variant.executable, variant.rival) == (None, None), at
+        assert (variant.replay, variant.held) == (None, ()), at
         assert all(each.close.called for each in made), at
-    assert at > 20
+    assert at > 10
 
 
-@pytest.mark.parametrize(("capturing", "calls"), [("_settle", 1), ("_capture_rival", 2)])
+@pytest.mark.parametrize(("capturing", "calls"), [("_capture_first", 1), ("_adopt", 1), ("_live", 2)])
 def test_nothing_is_held_by_a_region_that_is_closed_while_it_captures(capturing: str, calls: int) -> None:
     for at in count():
         world.ran.clear()
         region, driver = make(driver=Parallel(), order="measured")
         call(region, calls)
-        if not interrupted(getattr(Region, capturing).__code__, partial(call, region), region.close, at):
+        if not interrupted(getattr(Lives, capturing).__code__, partial(call, region), region.close, at):
             break
         assert [each.closed for each in driver.executables] == [True] * len(driver.executables), at
     assert at > 20
@@ -475,10 +475,9 @@ def test_what_was_decided_on_an_order_is_kept(tmp_path: Path) -> None:
     again, driver = make(driver=Parallel(), order="measured", cache_dir=str(tmp_path))
     world.ran.clear()
     call(again, 20)
-    assert world.ran[:5] == ["uncaptured", "program", "uncaptured", "dependences", "uncaptured"]
-    assert world.ran[5:] == ["dependences"] * 17
+    assert world.ran == ["uncaptured", "dependences", "uncaptured", *["dependences"] * 18], "captured so at once"
     assert [each.path is not None for each in again.record.orders] == [True]
-    assert [executable.closed for executable in driver.executables] == [True, False]
+    assert [executable.closed for executable in driver.executables] == [False]
 
 
 def test_an_evicted_capture_keeps_its_order() -> None:
@@ -683,8 +682,8 @@ def voting(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome, **options: Any) 
     """A region whose collectives ranks may capture."""
     ballot = Votes("toy", "group")
     ballot.outcomes = outcomes
-    monkeypatch.setattr(region_module, "collectives_of", lambda program: ("group", "sent"))
-    monkeypatch.setattr(region_module, "open_ballot", lambda name, group: ballot)
+    monkeypatch.setattr(life_module, "collectives_of", lambda program: ("group", "sent"))
+    monkeypatch.setattr(life_module, "open_ballot", lambda name, group: ballot)
     return make(driver=Parallel(), **{"order": "measured", "collectives": "captured", **options})
 
 
@@ -779,7 +778,7 @@ def test_all_ranks_replay_in_one_order(monkeypatch: pytest.MonkeyPatch, others: 
     world.host["dependences"] = 0.5 * FAST
     region, _ = voting(monkeypatch, YES, YES)
     call(region, VOTES[1] + len(_PLAN))
-    assert region._ballot is None, "votes go on meanwhile"
+    assert region._lives.ballot is None, "votes go on meanwhile"
     (decision,) = region.record.orders
     assert (decision.order, decision.program_us, decision.dependences_us) == (
         "program",
@@ -798,7 +797,7 @@ def test_an_order_that_takes_too_much_memory_is_not_voted_on(monkeypatch: pytest
         return capture(fn, driver, args, slots, eager, "program", *more, **facts)
 
     orders: list[str] = []
-    monkeypatch.setattr(region_module, "capture", without)
+    monkeypatch.setattr(life_module, "capture", without)
     region, driver = voting(monkeypatch, *[YES] * len(VOTES))
     call(region, VOTES[1])
     assert orders == ["program", "program", "dependences"]

@@ -80,7 +80,7 @@ def test_floats_that_change_on_each_call_cost_bounded_memory() -> None:
     for call in range(MAX_TRACKED + 50):
         region([torch.ones(2), call / 7])
     assert driver.captures == 0
-    assert len(region._variants) == MAX_TRACKED
+    assert len(region._lives.table) == MAX_TRACKED
 
 
 def test_an_evicted_variant_has_to_run_twice_as_often() -> None:
@@ -359,7 +359,7 @@ def test_close_frees_everything_and_leaves_the_region_usable(capturing: bool) ->
     else:
         region.close()
     assert all(executable.closed for executable in driver.executables)
-    assert len(region._variants) == 0
+    assert len(region._lives.table) == 0
     replays = region.record.replays
     assert region([torch.ones(2)])[0].tolist() == [2, 2]
     assert (region.record.state, region.record.reason) == ("uncaptured", "closed")
@@ -465,7 +465,7 @@ def test_nothing_of_a_call_is_kept(program: str) -> None:
 def test_a_region_that_is_dropped_frees_its_captures_at_once() -> None:
     ((call, *_),) = region_calls("sized")
     region = real(call, 3)
-    (last,) = [v.executable for v in region._variants.under(region._key.of(call.fresh(2)))]
+    (last,) = [v.held[0] for v in region._lives.table.under(region._lives.key.of(call.fresh(2)))]
     known = [weakref.ref(region), weakref.ref(last)]
     del region, last
     assert [ref() for ref in known] == [None, None]

@@ -19,6 +19,7 @@ from pygraph.runtime.contract import Executable
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.region import Region, RegionOptions
+from pygraph.runtime.variants import Checked
 from tests.runtime.host.replays import make_program
 from tests.runtime.programs import region_calls
 from tests.runtime.regions import RegionCall, copy_arguments, same_bits
@@ -134,11 +135,11 @@ def test_verify_always_names_the_launch() -> None:
     for seed in range(3):
         checked(call.fresh(seed))
     assert checked.record.replays == 1
-    key: Any = checked._key
-    (variant,) = checked._variants.under(key.of(call.args))
-    variant.program = misread(make_program(driver, call.fn, call.args), 2)
+    key: Any = checked._lives.key
+    (variant,) = checked._lives.table.under(key.of(call.args))
+    program = misread(make_program(driver, call.fn, call.args), 2)
     with UNVERIFIED:
-        variant.executable = driver.instantiate(variant.program)
+        variant.checked, variant.held = Checked(program, tolerant=False), (driver.instantiate(program),)
     expected = r"^region real: a replay differs from an uncaptured run: .*; launch 2 of \d+ \(.+\)"
     with pytest.raises(ReplayError, match=expected):
         checked(call.fresh(5))

@@ -1,0 +1,672 @@
+"""The life of a variant, as a program that is read from top to bottom.
+
+    call 1        runs uncaptured: it is warm, and the second one is due to be captured
+    call 2        its life begins: captured, compared with the run that answers the call, replayed from now on
+    call 3        its life goes on: captured in another order of launches, and compared
+    calls 4 to …  replayed in turns of either order, which are timed, until one is kept: its life is over
+
+A variant is what calls of one key and signature have in common. Its life is a generator, ``Lives._live``: each
+``yield`` waits for the next call to answer. It ends when the calls are replayed for good, or with a refusal: once the
+variant is due again, a new life begins. Votes of ranks (``votes``) are a second generator, which yields at the calls
+at which ranks vote.
+
+The thread that has the capturing turn alone goes on with a life. What others do meanwhile never enters it: they replay
+what there is, or run uncaptured. Whoever frees a capture, on any thread and at any time, drops its life with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from pygraph.errors import ReplayError
+from pygraph.program.default import longest_path
+from pygraph.program.program import Program
+from pygraph.program.recording import Origin
+from pygraph.program.steps import timeline
+from pygraph.runtime import live
+from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify
+from pygraph.runtime.contest import DEPENDENCES, PATIENCE, PROGRAM, Contest, Decision, kept_path, read
+from pygraph.runtime.contract import Driver, Executable
+from pygraph.runtime.critical import interruptible
+from pygraph.runtime.discover import Captured, capture
+from pygraph.runtime.eager import base_of, is_operator
+from pygraph.runtime.events import Journal, Sizes, counts
+from pygraph.runtime.ledger import TIMED, Ledger
+from pygraph.runtime.provenance import Refusal, is_out_of_memory, tracing
+from pygraph.runtime.reasons import CLOSED, MEMORY, Lasting, reason_of
+from pygraph.runtime.record import RegionOptions, RegionRecord
+from pygraph.runtime.slots import SlotTable
+from pygraph.runtime.tensors import fingerprint
+from pygraph.runtime.variants import (
+    LONGEST_WAIT,
+    Call,
+    Checked,
+    Replay,
+    ScalarKey,
+    State,
+    Variant,
+    VariantTable,
+    signature,
+    sizes_in,
+)
+from pygraph.runtime.votes import AGREED, TOLERATED, Ballot, collectives_of, joint, open_ballot
+
+__all__ = ["Lives", "Subject"]
+
+Function: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+"""Inductor's convention of a partition: empties its arguments, and returns outputs."""
+
+_MAX_REFUSALS = 2
+"""Captures that fail before a region that was never captured is left off (one, where no scalar tells calls apart)."""
+
+_CONTESTS = 3
+"""Variants of a region that are timed in two orders at once; and, if so many kept that of the program, the last."""
+
+_WORTH_TRYING = 0.95
+"""Part of the launches that the longest path has at most, for another order to be tried."""
+
+_NO_OPERATORS_FAULT = ("comparison-failed", "dynamic-output", "host-read", "metadata-mutation", "only-eager")
+"""Refusals that name an operator, and would name it as well if each replay called it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A function that is captured.
+
+    Args:
+        fn: what captures and comparisons run
+        run: what answers calls that are not replayed
+        driver: captures and replays it
+        facts: fields of the programs that no capture tells
+        options: how the region lives
+        origins: what the lines of ``fn`` run
+        on_capture: is told each program that will be replayed
+        clock: seconds
+    """
+
+    fn: Function
+    run: Function
+    driver: Driver
+    facts: Mapping[str, Any]
+    options: RegionOptions
+    origins: Mapping[int, Origin]
+    on_capture: Callable[[Program], None] | None
+    clock: Callable[[], float]
+
+
+class Lives:
+    """The lives of a region's variants, and what these share.
+
+    Args:
+        table: the variants
+        latest: how the variant that was used last is replayed, where no call has to be told from another by hand
+        left: why nothing is captured any more, if so
+        ballot: how ranks decide on captured collectives, until they do no longer
+        key: reads the scalars of a call
+        device: where it is captured
+        parameters: positions of parameters, whose sizes tell no calls apart
+        sensitive: positions of arguments whose storage offsets tell calls apart
+        journal: takes down events
+    """
+
+    def __init__(self, subject: Subject, record: RegionRecord, eager: Mapping[str, None]) -> None:
+        options = subject.options
+        self.subject, self.record = subject, record
+        self.table = VariantTable(options.max_captures, options.capture_after - 1)
+        self.latest: Replay | None = None
+        self.left: Refusal | None = None
+        self.ballot: Ballot | None = None
+        self.key: ScalarKey | None = None
+        self.device = torch.device("cpu")
+        self.parameters: frozenset[int] = frozenset()
+        self.sensitive: frozenset[int] = frozenset()
+        self.journal = Journal(record.name, record.events, subject.clock)
+        self._ledger: Ledger | None = record.ledger
+        self._eager = dict(eager)
+        self._slots: SlotTable | None = None
+        self._failures = 0
+        self._odd: tuple[Variant, bytes] | None = None
+        """The variant of which the last replay that could be judged was the odd one, and what the call was given."""
+        self._queued = 0
+        """Calls, since the last turn of a contest, of variants that wait for one to end."""
+        self._began: float | None = None
+        """When the call began that captures, if one does now."""
+
+    def meet(self, args: Sequence[Any]) -> ScalarKey:
+        """Learn from the first call what tells calls apart."""
+        devices = (arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.device.type != "cpu")
+        self.device = next(devices, self.device)
+        self.parameters = frozenset(i for i, arg in enumerate(args) if isinstance(arg, torch.nn.Parameter))
+        self.key = ScalarKey(args)
+        return self.key
+
+    def go_on(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
+        """Have the life of ``variant`` answer a call, on the thread that has the capturing turn."""
+        call, life = Call(args), variant.life
+        try:
+            if life is None:
+                life = variant.life = self._live(variant, call)
+                next(life)
+            else:
+                life.send(call)
+        except BaseException as error:  # StopIteration: the life is over, as it is where anything else is raised
+            if variant.life is life:
+                variant.life = None
+            if not isinstance(error, StopIteration):
+                raise
+        finally:
+            self.record.contests = self.table.contests
+        if variant.replay is not None:
+            self.prefer(variant)
+        outputs = call.take()
+        assert outputs is not None
+        return outputs
+
+    def may_go_on(self, variant: Variant, args: Sequence[Any]) -> bool:
+        """True if a call is one that the life of a captured variant waits for. Where the last few variants kept the
+        order of the program, no other is tried any more: each takes a capture."""
+        if variant.life is None or self.ballot is not None or not variant.fits(args):
+            return False
+        last = [each.order for each in self.record.orders][-_CONTESTS:]
+        if last == [PROGRAM] * _CONTESTS:
+            self._keep_order(variant)
+            return False
+        if self.table.contested_now < _CONTESTS:
+            return True
+        self._queued += 1
+        return self._queued > PATIENCE
+
+    # -- the life of a variant -----------------------------------------------------------------------------------------
+
+    def _live(self, variant: Variant, call: Call) -> Generator[None, Call, None]:
+        """From the call at which a variant is due to be captured. Whatever comes of it, the call is answered."""
+        known = self._known_order(variant, call.args)
+        with self._charged(variant):
+            made = self._capture_first(variant, call)
+        if made is None:
+            return
+        if known is not None:
+            counts["recalled"] += 1
+            self.record.orders.append(known)
+        if not self._has_another_order(variant, made.program):
+            return
+        del made  # what waits holds nothing of a capture
+
+        call = yield
+        rival = self.try_capture(call.args, DEPENDENCES)
+        if isinstance(rival, Refusal) or rival.program.order is None:  # or it would take too much memory
+            self._keep_order(variant, rival)
+            self._answer(call)
+            return
+        contest = Contest(self.subject.driver, call.args, self._kept_path(call.args))
+        refusal = self.compare(variant, rival, call).refusal
+        if refusal is not None:
+            rival.executable.close()
+            self._keep_order(variant, refusal)
+            return
+        self.record.timeline = timeline(rival.program)
+        self.begin_contest(variant, contest, rival.executable)
+
+    def _capture_first(self, variant: Variant, call: Call) -> Captured | None:
+        """Capture, compare, and replay from now on; None where that was refused."""
+        if self._like_the_odd_one(variant, call.args):
+            variant.wait(
+                self.subject.clock()
+            )  # a wrong replay may be right where it reads what was there the last time
+            self._answer(call)
+            return None
+        made = self.try_capture(call.args, self.order_of(variant))
+        if isinstance(made, Refusal):
+            self._refuse(variant, made)
+            self._answer(call)
+            return None
+        sensitive = made.program.recording.offset_sensitive
+        self.sensitive |= sensitive
+        variant.like = sensitive, signature(call.args, sensitive)
+        verdict = self.compare(variant, made, call)
+        refusal = verdict.refusal or self._adopt(variant, made, tolerant=verdict.tolerant)
+        if refusal is None:
+            return made
+        made.executable.close()
+        if self._make_eager(refusal):
+            self._forget()
+        else:
+            self._refuse(variant, refusal)
+        return None
+
+    @contextlib.contextmanager
+    def _charged(self, variant: Variant) -> Iterator[None]:
+        """The ledger pays for the call that captures."""
+        self._began = self.subject.clock()
+        try:
+            yield
+        finally:
+            if self._ledger is not None:
+                self._ledger.captured(variant.account, self.subject.clock() - self._began)
+            self._began = None
+
+    # -- the parts of a life -------------------------------------------------------------------------------------------
+
+    def order_of(self, variant: Variant) -> str:
+        """The order in which ``variant`` is captured, as the user, or real calls, have decided so far."""
+        return DEPENDENCES if DEPENDENCES in (variant.order, self.subject.options.order) else PROGRAM
+
+    def try_capture(self, args: list[Any], order: str, *, collectives: bool = False) -> Captured | Refusal:
+        """A capture, in which operators that fail are eager calls, one after the other; with ``collectives``, which are
+        captured too, the first attempt alone counts."""
+        subject, slots = self.subject, None if collectives else self._slots
+        with tracing(subject.fn, subject.origins) as bodies:
+            try:
+                while True:
+                    made: Captured | Refusal
+                    try:
+                        made = capture(
+                            subject.fn,
+                            subject.driver,
+                            args,
+                            slots,
+                            tuple(self._eager),
+                            order,
+                            subject.options.launch_passes,
+                            collectives=collectives,
+                            **subject.facts,
+                        )
+                    except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
+                        made = Refusal.of(error)
+                    if collectives or not isinstance(made, Refusal) or not self._make_eager(made):
+                        return made
+            finally:
+                self.record.python_runs.update(bodies)
+
+    def compare(
+        self,
+        variant: Variant,
+        made: Captured,
+        call: Call,
+        together: Callable[[str | None], bool] | None = None,
+        answer: Function | None = None,
+    ) -> Verdict:
+        """Hold a capture, which is closed if that raises, against what answers ``call``: ``answer``, which counts it,
+        or an uncaptured run. The verdict comes without outputs."""
+        subject = self.subject
+        try:
+            verdict = compare(
+                subject.fn,
+                subject.driver,
+                made.executable,
+                call.args,
+                made.program,
+                partial(interruptible, answer or partial(self._run_timed, variant)),
+                odd=self._odd is not None,
+                together=together,
+            )
+        except BaseException as error:
+            made.executable.close()
+            variant.ran = 0
+            self.raised(call.args, error)
+            raise
+        call.args.clear()
+        call.outputs = verdict.outputs
+        self._compared(variant, verdict)
+        if answer is None:
+            self.record.count_uncaptured()
+        for python in made.program.recording.python * verdict.runs:
+            self.record.python_runs[python.name] += 1
+        return replace(verdict, outputs=())
+
+    def _answer(self, call: Call) -> None:
+        """Run uncaptured a call that was to capture."""
+        call.outputs = interruptible(self.uncaptured, call.args)
+
+    def _run_timed(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
+        """Run a call uncaptured that captures, and tell the ledger how long it took."""
+        began = self.subject.clock()
+        outputs = self.subject.run(args)
+        if self._ledger is not None:
+            self._ledger.ran(variant.account, self.subject.clock() - began)
+        return outputs
+
+    def uncaptured(self, args: list[Any]) -> Sequence[Any]:
+        """Run a call uncaptured; where memory is short, captures make room."""
+        try:
+            outputs = self.subject.run(args)
+        except torch.OutOfMemoryError:
+            live.shed(self.device)
+            raise
+        self.record.count_uncaptured()
+        if self.record.state is State.COLD:
+            self.record.state = State.WARM
+        return outputs
+
+    def _like_the_odd_one(self, variant: Variant, args: list[Any]) -> bool:
+        """True if a call has the arguments of the one whose replay was odd; or there is no memory to tell."""
+        odd = self._odd
+        try:
+            return odd is not None and odd[0] is variant and odd[1] == fingerprint(args)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                return True
+            raise
+
+    def _compared(self, variant: Variant, verdict: Verdict, *, verified: bool = False) -> None:
+        """Keep whether a replay was the odd one of runs that vary, until a capture's is right, or a ``verified`` one of
+        the same variant."""
+        refusal, odd = verdict.refusal, self._odd
+        if refusal is None and odd is not None and (odd[0] is variant or not verified):
+            self._odd = None
+        elif refusal is not None and refusal.reason == ODD_REPLAY:
+            self._odd = variant, verdict.arguments
+
+    def _make_eager(self, refusal: Refusal) -> bool:
+        """Have replays call the operators that ``refusal`` names; whether that is new. A capture that fails has run
+        nothing."""
+        if refusal.reason in _NO_OPERATORS_FAULT or reason_of(refusal.reason).lasting is Lasting.PASSES:
+            return False
+        new = [base_of(name) for name in refusal.operators if is_operator(name) and base_of(name) not in self._eager]
+        self._eager.update(dict.fromkeys(new))
+        if new:
+            self.note(refusal)
+            self.record.eager_since[", ".join(new)] = str(refusal)
+        return bool(new)
+
+    # -- in use --------------------------------------------------------------------------------------------------------
+
+    def _adopt(self, variant: Variant, made: Captured, *, tolerant: bool) -> Refusal | None:
+        """Replay what was captured from now on; or why not, if the region was closed meanwhile."""
+        program, record = made.program, self.record
+        checks = self.subject.options.verify_every
+        replay: Replay = made.executable.replay
+        variant.checked = Checked(program, tolerant) if checks else None
+        voted = self._voted_on(program)
+        evicted = self.table.install(variant, self.timed(variant, replay), made.executable)
+        if self.left is not None:  # maybe by another thread, before there was anything to free
+            self.table.clear()
+            return self.left
+        self._slots = made.table
+        if voted is not None:
+            self._open_votes(variant, *voted)
+        record.state, record.reason = State.REPLAY, None
+        self.add_notes(*made.table.notes, *[TOLERATED] * tolerant)
+        self.tell(variant, program)
+        for each in evicted:
+            self.journal.evicted("max-captures", self.sizes(each))
+        return None
+
+    def timed(self, variant: Variant, replay: Replay) -> Replay:
+        """``replay``, of which the first few runs are timed for the ledger."""
+        ledger, account, clock = self._ledger, variant.account, self.subject.clock
+        if ledger is None or account.timed >= TIMED:
+            return replay
+
+        def timed_replay(args: list[Any]) -> Sequence[Any] | None:
+            began = clock()
+            outputs = replay(args)
+            if outputs is not None:
+                ledger.replayed(account, clock() - began)
+                if account.timed >= TIMED and variant.replay is timed_replay:
+                    self.table.replace(variant, replay, *variant.held)
+                    self.prefer(variant)
+            return outputs
+
+        return timed_replay
+
+    def prefer(self, variant: Variant) -> None:
+        """Try ``variant`` first from now on, unless each call has to be looked at, as for the bits of a float."""
+        self.table.used(variant)
+        if self._ledger is not None:
+            self._ledger.settle(self.record.replays, variant.account)
+        plain = self.key is not None and self.key.plain and self.subject.options.verify_every != 1
+        usable = plain and self.left is None and self.ballot is None and variant.life is None
+        replay = variant.replay if usable else None
+        checked = variant.checked
+        self.latest = replay if replay is None or checked is None else self._unverified(checked, replay)
+
+    def _unverified(self, checked: Checked, replay: Replay) -> Replay:
+        """``replay``, but None where the call is one to be verified."""
+
+        def replay_unverified(args: list[Any]) -> Sequence[Any] | None:
+            if self.is_to_be_verified(checked):
+                return None
+            outputs = replay(args)
+            checked.unverified += outputs is not None
+            return outputs
+
+        return replay_unverified
+
+    def is_to_be_verified(self, checked: Checked) -> bool:
+        """True if the next replay is to be compared."""
+        return checked.unverified + 1 >= self.subject.options.verify_every
+
+    def verify(self, variant: Variant, checked: Checked, args: list[Any]) -> Sequence[Any] | None:
+        """Answer a call by running uncaptured what is captured, and hold a replay against that; None, with nothing
+        done, if the call does not fit."""
+        if not variant.fits(args):
+            return None
+        (executable,) = variant.held or (None,)
+        if executable is None:
+            return None
+        verdict = verify(
+            self.record.name,
+            self.subject.fn,
+            self.subject.driver,
+            executable,
+            args,
+            checked.program,
+            tolerant=checked.tolerant,
+            odd=self._odd is not None,
+        )
+        args.clear()
+        checked.unverified = 0
+        self._compared(variant, verdict, verified=True)
+        self.prefer(variant)
+        if verdict.refusal is None:
+            self.record.count_replay()
+        else:
+            self.note(Refusal("unverified", str(verdict.refusal)))
+            self.record.count_uncaptured()
+        return verdict.outputs
+
+    # -- another order of launches -------------------------------------------------------------------------------------
+
+    def _measures(self, variant: Variant) -> bool:
+        """True if real calls are to choose the order of launches of ``variant``."""
+        options = self.subject.options
+        asked = options.order == "measured" and self.subject.driver.parallel and not options.verify_every
+        return asked and variant.order is None
+
+    def _known_order(self, variant: Variant, args: list[Any]) -> Decision | None:
+        """What an earlier process decided for calls like this; ``variant`` is captured in that order then."""
+        if not self._measures(variant) or self.subject.options.collectives == "captured":
+            return None
+        path = self._kept_path(args)
+        known = None if path is None else read(path)
+        if known is not None:
+            variant.order = known.order
+        return known
+
+    def _kept_path(self, args: list[Any]) -> Any:
+        options = self.subject.options
+        return kept_path(self.subject.fn, args, options.cache_dir, options.launch_passes.key)
+
+    def _has_another_order(self, variant: Variant, program: Program) -> bool:
+        """True if another order of launches is to be tried for ``variant``."""
+        if not self.subject.driver.parallel or self.subject.options.order == PROGRAM:
+            return False
+        path, launches = longest_path(program), len(program.recording.launches)
+        self.record.longest_path = path
+        return self._measures(variant) and program.order is None and path < _WORTH_TRYING * launches
+
+    def _keep_order(self, variant: Variant, why: object = None) -> None:
+        """Replay ``variant`` in the order of the program for good; ``why``: a capture in the other, or its refusal."""
+        variant.life, variant.order = None, PROGRAM
+        if isinstance(why, Captured):
+            why.executable.close()
+        elif isinstance(why, Refusal):
+            self.note(why)
+        self.record.contests = self.table.contests
+
+    def begin_contest(self, variant: Variant, contest: Contest, rival: Executable) -> None:
+        """Replay ``variant`` in two orders, in turns, until ``contest`` has decided."""
+        serial = next(iter(variant.held), rival)
+
+        def contested(args: list[Any]) -> Sequence[Any] | None:
+            turn = contest.enter()
+            outputs = None
+            if turn is not None and turn.order == DEPENDENCES:
+                outputs = rival.replay(args)
+                turn = None if outputs is None else turn
+            if outputs is None:
+                outputs = serial.replay(args)
+            if outputs is not None:
+                self._queued = 0
+                decision = contest.leave(turn)
+                if decision is not None:
+                    self._choose(variant, decision, rival if decision.order == DEPENDENCES else serial)
+                    contest.keep(decision)
+            return outputs
+
+        variant.contest = contest
+        if not self.table.replace(variant, self.timed(variant, contested), serial, rival):
+            rival.close()
+
+    def _choose(self, variant: Variant, decision: Decision, chosen: Executable) -> None:
+        """Replay ``variant`` in one of its two orders from now on."""
+        self.record.orders.append(decision)
+        variant.order, variant.contest = decision.order, None
+        self.table.replace(variant, self.timed(variant, chosen.replay), chosen)
+        self.record.contests = self.table.contests
+        self.prefer(variant)
+
+    # -- votes of ranks ------------------------------------------------------------------------------------------------
+
+    def _voted_on(self, program: Program) -> tuple[str, str] | None:
+        """The group of the collectives of ``program``, and what its ranks say of them, where they may vote on these now
+        or later: another order of launches waits for that, since where all is captured it takes other times."""
+        options, open_to_votes = self.subject.options, self.record.captures == 0 or self.ballot is not None
+        if options.collectives != "captured" or options.verify_every or not open_to_votes:
+            return None
+        return collectives_of(program)
+
+    def _open_votes(self, variant: Variant, group: str, sends: str) -> None:
+        if self.record.captures == 0:  # later, they may have decided already
+            self.ballot = open_ballot(self.record.name, group)
+        if self.ballot is not None:
+            variant.joint = joint(self, self.ballot, variant, sends)
+            next(variant.joint)
+
+    def end_votes(self, why: str) -> None:
+        """Ranks vote no longer: each goes on by itself, with what is captured by then."""
+        self.ballot = None
+        for variant in self.table.captured:
+            variant.joint = None
+        if AGREED not in self.record.notes:
+            self.record.notes.append(f"collectives are called by each replay: {why}")
+
+    # -- the end of lives ----------------------------------------------------------------------------------------------
+
+    def free(self, variant: Variant) -> bool:
+        """Free a capture, to be made anew once its calls ran often enough; whether this thread did."""
+        freed = self.table.free(variant)
+        if freed:
+            variant.ran = 0
+            self.latest = None
+            self.record.contests = self.table.contests
+            if not self.table.captured:
+                self.record.state = State.WARM
+        return freed
+
+    def evict(self, variant: Variant) -> None:
+        """Free a capture because memory is short."""
+        if self.free(variant):
+            variant.wait(self.subject.clock())
+            self.journal.evicted("out-of-memory", self.sizes(variant))
+
+    def _refuse(self, variant: Variant, refusal: Refusal) -> None:
+        """Leave a variant uncaptured, for a while or for good. A replay that was wrong, or failures alone, end the
+        whole region's captures. Where memory is short, captures make room that were not used for longer."""
+        variant.refuse(refusal, self.subject.clock())
+        if refusal.reason in MEMORY and live.shed(self.device, variant.seen):
+            variant.ran = variant.wanted  # once more, at once
+        at_most = not variant.off and variant.wanted == LONGEST_WAIT[0]
+        self.note(refusal, variant, waits="every {} calls or {:g} s".format(*LONGEST_WAIT) if at_most else "")
+        self._failures += variant.off
+        most = _MAX_REFUSALS if variant.key else 1
+        if not self.table.captured:
+            self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
+        vain = self.record.captures == 0 and self._failures >= most
+        if vain or reason_of(refusal.reason).lasting is Lasting.REGION:
+            self.retire(refusal)
+        elif variant.off:
+            self.journal.left(refusal, self.sizes(variant), self._duration_us)
+
+    def raised(self, args: list[Any], error: BaseException) -> None:
+        """A call raised: ``args`` is emptied as ever, captures make room if memory is short, and a replay that broke
+        its contract is the region's last."""
+        args.clear()
+        if isinstance(error, torch.OutOfMemoryError):
+            live.shed(self.device)
+        if isinstance(error, ReplayError):
+            refusal = Refusal("replay-failed", str(error))
+            self.note(refusal)
+            self.retire(refusal)
+
+    def close(self) -> None:
+        """Free everything that was captured; later calls run uncaptured."""
+        self.retire(Refusal(CLOSED))
+
+    def retire(self, refusal: Refusal) -> None:
+        """Capture nothing any more."""
+        before, self.left = self.left, refusal
+        self._forget()
+        self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
+        if before is None and refusal.reason != CLOSED:
+            self.journal.left(refusal, duration_us=self._duration_us)
+
+    def forgive(self) -> None:
+        """Captures are made again, whatever was refused before."""
+        self.left, self._failures = None, 0
+        if self._ledger is not None:
+            self._ledger.forgive()
+        if not self.table.captured:
+            self.record.state, self.record.reason = State.WARM, None
+
+    def _forget(self) -> None:
+        """Free everything that was captured; what comes next is captured anew."""
+        self.latest = self._slots = None
+        self.record.state = State.WARM
+        self.table.clear()
+        self.record.contests = 0
+
+    # -- the record ----------------------------------------------------------------------------------------------------
+
+    def add_notes(self, *notes: str) -> None:
+        """Add those that the report does not have yet."""
+        self.record.notes.extend(note for note in notes if note not in self.record.notes)
+
+    def tell(self, variant: Variant, program: Program) -> None:
+        """A program is replayed from now on."""
+        self.record.count_capture(program)
+        if self.subject.on_capture is not None:
+            self.subject.on_capture(program)
+        self.journal.captured(self.sizes(variant), self._duration_us, program.layout.nbytes)
+
+    def note(self, refusal: Refusal, variant: Variant | None = None, *, waits: str = "") -> None:
+        """Something was refused."""
+        self.record.refusals.setdefault(refusal.reason, refusal)
+        sizes = () if variant is None else self.sizes(variant)
+        self.journal.refused(refusal, sizes, self._duration_us, waits=waits)
+
+    def sizes(self, variant: Variant) -> Sizes:
+        """The sizes that a variant's calls pass, but for those of parameters."""
+        return sizes_in(variant.signature, self.parameters)
+
+    @property
+    def _duration_us(self) -> float:
+        """Of the call that captures, so far."""
+        return 0.0 if self._began is None else (self.subject.clock() - self._began) * 1e6

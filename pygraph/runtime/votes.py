@@ -1,0 +1,351 @@
+"""Ranks of a process group decide together whether they capture a region's collectives.
+
+NCCL wants a collective to be captured by all of its ranks or by none. So each rank says under the number of a call what
+it is about to replay, and reads what the others say. Every rank reads the same recorded result: the first that has read
+all, or has waited for SECONDS, decides for everybody.
+
+    calls 1 to 3   as without votes: the second is captured, and replays call collectives
+    call 4         vote: all ranks capture collectives too, replay, and compare with an uncaptured run; used if each was
+                   right
+    call 8         vote: the same in another order of launches; if it was right, 80 calls are timed, the same order's
+                   turn on all ranks, and a last question decides
+
+``joint`` is this life of one variant as a generator: each ``yield`` waits for a vote at one of its calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+from pygraph.compat import before_shutdown, resolve_process_group
+from pygraph.program.program import Program
+from pygraph.program.recording import is_functional_collective
+from pygraph.program.steps import timeline
+from pygraph.runtime.answers import in_flight
+from pygraph.runtime.contest import DEPENDENCES, Contest
+from pygraph.runtime.contract import Executable
+from pygraph.runtime.critical import capturing_turn
+from pygraph.runtime.discover import Captured
+from pygraph.runtime.events import counts
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.variants import Call, Variant
+
+if TYPE_CHECKING:
+    from pygraph.runtime.life import Lives
+
+__all__ = ["VOTES", "Ballot", "Outcome", "Vote", "collectives_of", "hold", "joint", "only_collectives", "open_ballot"]
+
+VOTES = (4, 8, 16, 32, 64)
+"""Calls of a region at which its ranks vote. A program that communicates is called by all of them in step."""
+
+AGREED = "collectives are captured, as all ranks agreed"
+"""A note on a region once votes have ended so."""
+
+TOLERATED = "non-deterministic: compared within a tolerance"
+"""A note on a region whose results vary by themselves."""
+
+SECONDS = 30.0
+"""Until a rank that says nothing counts as one that never will."""
+
+_opened: Counter[tuple[str, str]] = Counter()
+"""How many regions of a name have voted in a group."""
+
+_captured: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""How many collectives of a process group were captured, and not sent."""
+
+_joined: WeakKeyDictionary[Any, WeakSet[Closable]] = WeakKeyDictionary()
+"""Process groups of which replays send collectives that were captured, with the regions that do."""
+
+
+class Closable(Protocol):
+    """What holds captured collectives."""
+
+    def close(self) -> None: ...
+
+
+class Outcome(str, Enum):
+    """What ranks decided."""
+
+    YES = "yes"
+    NO = "no"
+    LATE = "late"  # a rank said nothing
+
+
+@dataclass(slots=True)
+class Ballot:
+    """The votes of a region, which goes by the same ``name`` on each rank of the process group ``group``, and is the
+    ``number``-th of this name there. ``held`` counts votes: each is held once, and has one outcome for ever."""
+
+    name: str
+    group: str
+    number: int = 0
+    held: int = 0
+
+    def due(self, call: int) -> bool:
+        """Whether ranks vote at a call of the region, by its number."""
+        return not self.over and call >= VOTES[self.held]
+
+    @property
+    def over(self) -> bool:
+        """Whether there are no more votes."""
+        return self.held >= len(VOTES)
+
+    def place(self, call: int) -> str:
+        """Where this rank is in its program. Ranks that are at the same place pair their collectives alike: it has the
+        number of the call, that of all regions' calls, and that of the group's collectives, but for those that were
+        captured, which a group does not count when they are replayed."""
+        calls = counts["replays"] + counts["uncaptured"]
+        group = resolve_process_group(self.group)
+        return f"{call} {calls} {_sent(group) - _captured.get(group, 0)}"
+
+    @contextlib.contextmanager
+    def vote(self, call: int) -> Iterator[Vote]:
+        """The vote at a call of the region, by its number. A rank that leaves it without an answer has said no."""
+        vote = Vote(self, self.place(call))
+        try:
+            yield vote
+        finally:
+            vote.end()
+            self.held += 1
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Collectives are captured: they do not count as sent."""
+        group = resolve_process_group(self.group)
+        before = _sent(group)
+        try:
+            yield
+        finally:
+            _captured[group] = _captured.get(group, 0) + _sent(group) - before
+
+    def join(self, region: Closable) -> None:
+        """Replays of ``region`` send captured collectives from now on, until the group is shut down: NCCL goes on
+        waiting for graphs that hold some of a communicator before it destroys it."""
+        _close_before_shutdown()
+        _joined.setdefault(resolve_process_group(self.group), WeakSet()).add(region)
+
+    def decide(self, question: str, answer: str | None) -> Outcome:
+        """YES if every rank gives the same ``answer`` to ``question`` of this vote; None says no, and does not wait for
+        others."""
+        group = resolve_process_group(self.group)
+        store, prefix = group.get_group_store(), f"pygraph/{self.name}/{self.number}/{self.held}/{question}"
+        said = [f"{prefix}/{rank}" for rank in range(group.size())]
+        store.set(said[group.rank()], answer or "")
+        found = Outcome.NO
+        if answer:
+            try:
+                store.wait(said, timedelta(seconds=SECONDS))
+                agreed = all(store.get(key).decode() == answer for key in said)
+                found = Outcome.YES if agreed else Outcome.NO
+            except RuntimeError:  # a DistStoreError, where the build of torch has it
+                found = Outcome.LATE
+        decided = Outcome(store.compare_set(prefix, "", found.value).decode())
+        return Outcome.NO if decided is Outcome.YES and not answer else decided
+
+
+class Vote:
+    """One vote: whether all replay this call, and then, whether all were right."""
+
+    def __init__(self, ballot: Ballot, place: str) -> None:
+        self._ballot, self._place = ballot, place
+        self._number = ballot.held
+        self.outcome: Outcome | None = None
+        """What ranks decided on replaying, once this one has asked."""
+        self._used = False
+
+    def together(self, sends: str, runs: str | None) -> bool:
+        """Ask whether all ranks replay this call, with the same further runs; None: this one cannot."""
+        said = None if runs is None else f"{self._place} {sends} {runs}"
+        self.outcome = self._ballot.decide("replay", said)
+        return self.outcome is Outcome.YES
+
+    def keep(self, right: bool) -> bool:
+        """Ask, once all have replayed, whether all were right."""
+        self._used = True
+        return self._ballot.decide("use", "right" if right else None) is Outcome.YES
+
+    def faster(self, faster: bool) -> bool:
+        """Ask, once all have timed it, whether another order was faster on all."""
+        return self._ballot.decide(f"order {self._number}", "faster" if faster else None) is Outcome.YES
+
+    def end(self) -> None:
+        """Say no to what was not answered: others wait for it."""
+        if self.outcome is None:
+            self.outcome = self._ballot.decide("replay", None)
+        elif self.outcome is Outcome.YES and not self._used:
+            self.keep(right=False)
+
+
+@functools.cache
+def _close_before_shutdown() -> None:
+    """Close the regions of a process group before it is shut down. Has an effect once."""
+
+    def close(group: Any) -> None:
+        for region in list(_joined.pop(group, ())):
+            region.close()
+
+    before_shutdown(close)
+
+
+def _sent(group: Any) -> int:
+    """Collectives of a process group so far, by its own count."""
+    return int(group._get_sequence_number_for_group())
+
+
+def open_ballot(name: str, group: str) -> Ballot:
+    """The votes of another region."""
+    _opened[name, group] += 1
+    return Ballot(name, group, _opened[name, group])
+
+
+def only_collectives(program: Program) -> bool:
+    """Whether all that replays of ``program`` call are collectives."""
+    return all(is_functional_collective(launch.name) for launch in program.calls)
+
+
+def collectives_of(program: Program) -> tuple[str, str] | None:
+    """The group of the collectives that ``program`` calls, and what is said of them: the same on ranks that send the
+    same. None if there are none, if they belong to several groups, or to one that does not count them, or if some may
+    be under way when a replay begins or ends."""
+    calls = [launch for launch in program.calls if is_functional_collective(launch.name)]
+    groups = {launch.eager.group for launch in calls if launch.eager is not None and launch.eager.group is not None}
+    if len(groups) != 1 or any(in_flight(program)):
+        return None
+    group = groups.pop()
+    try:
+        _sent(resolve_process_group(group))
+    except RuntimeError:  # a backend that does not count them: nobody could tell where a rank is
+        return None
+    return group, hashlib.sha256(repr([launch.signature for launch in calls]).encode()).hexdigest()
+
+
+# -- the life of a variant at votes ------------------------------------------------------------------------------------
+
+
+def hold(lives: Lives, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
+    """Vote, if this call is one that ranks vote at. Returns the answer to the call; None, with nothing done, where it
+    is to be answered as any other."""
+    record, key = lives.record, lives.key
+    number = record.replays + record.uncaptured + 1
+    if not ballot.due(number):
+        return None
+    known = () if key is None else lives.table.under(key.of(args))
+    variant = next((each for each in known if each.fits(args)), None)
+    call = Call(args)
+    with capturing_turn() as mine, ballot.vote(number) as vote:
+        if mine and variant is not None and variant.joint is not None:
+            _go_on(variant, vote, call)
+    if vote.outcome is Outcome.LATE:
+        lives.end_votes("a rank did not vote on capturing them")
+    elif ballot.over:
+        lives.end_votes("ranks did not agree to capture them")
+    outputs = call.take()
+    if variant is not None and outputs is not None:
+        lives.prefer(variant)
+    record.contests = lives.table.contests
+    return outputs
+
+
+def _go_on(variant: Variant, vote: Vote, call: Call) -> None:
+    life = variant.joint
+    assert life is not None
+    try:
+        life.send((vote, call))
+    except StopIteration:
+        if variant.joint is life:
+            variant.joint = None
+
+
+def joint(lives: Lives, ballot: Ballot, variant: Variant, sends: str) -> Generator[None, tuple[Vote, Call], None]:
+    """From the first vote on. ``sends``: what ranks say of the collectives of ``variant``."""
+    kept: Captured | None = None
+    while kept is None:
+        vote, call = yield
+        kept = _capture(lives, ballot, variant, vote, call, sends, lives.order_of(variant))
+        if kept is None and vote.outcome is Outcome.YES:
+            return  # a replay was wrong, on this rank or another
+    tries_orders, variant.life, variant.shared = variant.life is not None, None, True
+    executable, program = kept.executable, kept.program
+    if not lives.table.replace(variant, lives.timed(variant, executable.replay), executable):
+        return
+    lives.tell(variant, program)
+    lives.add_notes(AGREED)
+    del kept, program  # what waits holds nothing of a capture
+    if not tries_orders:
+        return
+
+    vote, call = yield
+    contest = Contest(lives.subject.driver, call.args, None, vote.faster)
+    kept = _capture(lives, ballot, variant, vote, call, sends, DEPENDENCES, executable)
+    if kept is not None:
+        lives.record.timeline = timeline(kept.program)
+        lives.begin_contest(variant, contest, kept.executable)
+
+
+def _capture_joint(
+    lives: Lives, ballot: Ballot, args: list[Any], order: str, joined: Executable | None
+) -> Captured | None:
+    """A capture with collectives, if nothing but these would have to be called. ``joined``: replays send captured
+    collectives already, and another ``order`` is tried, if it does not take too much memory."""
+    with ballot.capturing():
+        made = lives.try_capture(args, order, collectives=True)
+    if isinstance(made, Refusal):
+        lives.note(made)
+    elif not only_collectives(made.program):
+        lives.note(Refusal("eager-calls", "replays call other operators than collectives"))
+        made.executable.close()
+    elif joined is not None and made.program.order is None:
+        made.executable.close()
+    else:
+        return made
+    return None
+
+
+def _capture(
+    lives: Lives,
+    ballot: Ballot,
+    variant: Variant,
+    vote: Vote,
+    call: Call,
+    sends: str,
+    order: str,
+    joined: Executable | None = None,
+) -> Captured | None:
+    """Capture with collectives, and compare with all ranks; None unless it was right on each.
+
+    Once ranks have agreed to replay, whatever keeps this one from its part is raised: others would take what it sends
+    next for that. A call that this rank cannot replay is left as it was."""
+    made = _capture_joint(lives, ballot, call.args, order, joined)
+    if made is None:
+        return None
+
+    def answer(args: list[Any]) -> Sequence[Any]:
+        """Uncaptured, but where all go on with collectives that are captured already."""
+        goes_on = joined is not None and vote.outcome is not Outcome.YES
+        outputs: Sequence[Any] | None = joined.replay(args) if joined is not None and goes_on else None
+        if outputs is None:
+            outputs = lives.subject.run(args)
+            lives.record.count_uncaptured()
+        else:
+            lives.record.count_replay()
+        return outputs
+
+    verdict = lives.compare(variant, made, call, partial(vote.together, sends), answer)
+    right = verdict.refusal is None and lives.left is None and variant.replay is not None
+    if vote.outcome is Outcome.YES and vote.keep(right):
+        ballot.join(lives)
+        lives.add_notes(*[TOLERATED] * verdict.tolerant)
+        return made
+    made.executable.close()
+    lives.note(verdict.refusal or Refusal("ranks-differ", "another rank's replay was not right"))
+    return None
