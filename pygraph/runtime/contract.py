@@ -6,26 +6,28 @@ Everything above a driver (slots, layout, comparison, life of a region) is writt
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 
 from pygraph.program.program import Program
-from pygraph.program.recording import Output, OutputKind, Recording
+from pygraph.program.recording import Recording
+from pygraph.runtime.native_build import Loader
 from pygraph.runtime.provenance import Refusal
 
 __all__ = [
     "Answer",
     "Driver",
     "Executable",
+    "NativeDriver",
     "ScratchPool",
     "Timer",
-    "describe_outputs",
     "make_driver",
-    "share_uses",
     "start_build",
     "uses",
 ]
@@ -36,11 +38,6 @@ ScratchPool = Callable[[], AbstractContextManager[object]]
 
 uses = ctypes.c_uint64()
 """Replays that this process has begun. Native regions count them: it takes no Python code on the way."""
-
-
-def share_uses(native: Any) -> None:
-    """Have the regions of the module ``native`` count in ``uses``."""
-    native.share_uses(uses)
 
 
 Answer = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -145,18 +142,20 @@ class Driver(Protocol):
         alive even then."""
 
 
-# -- what both drivers do ----------------------------------------------------------------------------------------------
+class NativeDriver:
+    """What is the same of drivers with a native half, which ``load`` finds or builds."""
 
+    load: Loader
 
-def describe_outputs(returned: Sequence[Any], describe: Callable[[Any], Output]) -> tuple[Output, ...]:
-    """What a region ``returned``: each value by ``describe``, unless the same tensor came before."""
-    first: dict[int, int] = {}
-    outputs: list[Output] = []
-    for position, value in enumerate(returned):
-        before = first.setdefault(id(value), position)
-        again = before < position and isinstance(value, torch.Tensor)
-        outputs.append(Output(OutputKind.SAME, before) if again else describe(value))
-    return tuple(outputs)
+    @functools.cached_property
+    def _native(self) -> ModuleType:
+        """Counts in ``uses``. Waits for the native half; raises CaptureError (``native-unavailable``)."""
+        native = self.load()
+        native.share_uses(uses)
+        return native
+
+    def unready(self) -> Refusal | None:
+        return self.load.unready()
 
 
 # -- which drivers there are -------------------------------------------------------------------------------------------

@@ -15,10 +15,21 @@ import torch
 
 from pygraph.compat import OpOverload
 from pygraph.errors import CaptureError
-from pygraph.program.recording import FUNCTIONAL_COLLECTIVES, EagerCall, EagerOperand, EagerResult, TensorLayout
+from pygraph.program.recording import (
+    COLLECTIVES,
+    FUNCTIONAL_COLLECTIVES,
+    EagerCall,
+    EagerOperand,
+    EagerResult,
+    TensorLayout,
+)
 from pygraph.runtime.calls import OperatorCall, check_call, check_result, run_fake
 
-__all__ = ["RecordedCall", "at_places", "base_of", "is_eager", "is_operator", "record_call"]
+__all__ = ["OWN", "RecordedCall", "at_places", "base_of", "is_eager", "is_operator", "record_call"]
+
+
+OWN = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized"})
+"""Namespaces of torch's own operators, whose schemas and tags tell all that they do."""
 
 
 def base_of(operator: str) -> str:
@@ -45,13 +56,15 @@ def is_eager(op: Any, chosen: Collection[str], *, collectives: bool = True) -> b
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
     """What a capture keeps of an eager call: ``returned`` goes to the region. The words of its launch are the addresses
-    of ``operands``, then of ``results``, which are in memory of their own. ``written``: the operands it may write."""
+    of ``operands``, then of ``results``, which are in memory of their own. ``written``: the operands it may write.
+    ``random``: it may draw."""
 
     eager: EagerCall
     returned: Any
     operands: tuple[torch.Tensor, ...]
     results: tuple[torch.Tensor, ...]
     written: tuple[bool, ...]
+    random: bool
 
 
 def record_call(
@@ -120,6 +133,7 @@ def record_call(
         tuple(operands.values()),
         tuple(made),
         tuple(key in written for key in operands),
+        call.op.namespace not in OWN | COLLECTIVES or torch.Tag.nondeterministic_seeded in call.op.tags,
     )
 
 

@@ -691,6 +691,13 @@ def test_a_collective_is_sent_and_waited_for_at_once(group: str) -> None:
     assert region.record.replays == CALLS - 2
 
 
+def test_a_collective_draws_nothing_and_an_operator_of_anybodys_may(group: str) -> None:
+    collective = HostDriver().capture(summed(group), [randn(4, 4)]).launches
+    assert [launch.name for launch in collective if launch.eager is not None and launch.random] == []
+    other = HostDriver().capture(lambda args: [ops.counter(args[0])], [randn(4, 4)]).launches
+    assert [launch.name for launch in other if launch.random] == ["pygraph_eager.counter.default"]
+
+
 def test_a_wait_is_called_where_work_lies_between(group: str) -> None:
     functional = torch.ops._c10d_functional
 

@@ -19,17 +19,17 @@ import torch
 
 from pygraph.compat import clear_cublas_workspaces, storage_from_address
 from pygraph.errors import CaptureError
-from pygraph.program.recording import Allocation, AllocationKind, Launch, Output, OutputKind, Recording
+from pygraph.program.recording import Allocation, AllocationKind, Launch, Recording
 from pygraph.runtime.calls import OperatorCall
-from pygraph.runtime.contract import describe_outputs
 from pygraph.runtime.critical import only_capture, unbroken
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas, with_unowned
 from pygraph.runtime.cuda.bindings import call, read_edges
 from pygraph.runtime.cuda.nodes import EventNode, Node, handles, read_nodes
-from pygraph.runtime.cuda.observe import EagerCalls, Observer, calls_operators, observing, with_calls, with_eager
 from pygraph.runtime.cuda.phases import phases_of
+from pygraph.runtime.cuda.spans import EagerCalls, Observer, calls_operators, observing, with_calls, with_eager
 from pygraph.runtime.eager import RecordedCall, record_call
-from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
+from pygraph.runtime.observe import SCALARS, describe_outputs, run_region
+from pygraph.runtime.provenance import merged
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import extent, module_constants
 
@@ -37,7 +37,6 @@ __all__ = ["CudaCapture", "DeviceCapture", "check_arguments", "payload_of"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
-_SCALARS = (bool, int, float)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -120,7 +119,7 @@ def check_arguments(args: Sequence[Any]) -> int:
     for position, value in enumerate(args):
         if type(value) in _TENSORS:
             devices.add(_device(position, value))
-        elif not (value is None or type(value) in _SCALARS):
+        elif type(value) not in SCALARS:
             raise CaptureError("unsupported-argument", f"argument {position} is {type(value).__name__}")
     if len(devices) > 1:
         raise CaptureError("several-devices", f"arguments are on devices {sorted(devices)}")
@@ -225,27 +224,17 @@ class _Attempt:
             current.wait_stream(device.stream)
 
     def _run(self, graph: torch.cuda.CUDAGraph) -> list[Any]:
-        reset_blame()
-        failure: CaptureError
-        try:
+        def run() -> Any:
             with _recording(graph, self._session, self._device):
                 self._random = tuple(self._device.native.random_memory(self._device.index))[:2]
-                with observing(self._observer, self._fn) as run:
-                    returned = run(list(self._arguments))
-                if not isinstance(returned, (list, tuple)):
-                    raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
-                return list(returned)  # which can be emptied
-        except CaptureError:
-            raise
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on
-            # stand-ins means that the region cannot be captured, and nothing else.
+                with observing(self._observer, self._fn) as region:
+                    return region(list(self._arguments))
+
+        def explain(error: Exception) -> tuple[str, str]:
             where = f"{self._observer.failed}: " if self._observer.failed else ""
-            said = (str(error).splitlines() or [""])[0]
-            failure = CaptureError("capture-failed", f"{where}{type(error).__name__}: {said}")
-        raise failure  # out here, it keeps no frames with stand-ins alive
+            return "capture-failed", f"{where}{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+        return run_region(run, explain)
 
     # -- reading what was captured ----------------------------------------------------------------------------------
 
@@ -258,8 +247,8 @@ class _Attempt:
         pieces = enumerate(self._session.pieces())
         pool = [Allocation(AllocationKind.POOL, i, address, nbytes, born) for i, (address, nbytes, born, _) in pieces]
         own = [*self._inputs, *pool]
-        described = _Outputs(self._arguments, self._constants, own)
-        outputs = describe_outputs(returned, described.output)
+        described = _Returned(self._arguments, self._constants, own)
+        outputs = describe_outputs(returned, described)
         everything = (*own, *described.empty, *self._fixed())
         explained = with_calls(launches, self._observer.spans, everything, self._random)
         known = with_unowned(device.driver, explained, everything, self._lease.arena.covers, device.arenas.covers)
@@ -274,7 +263,7 @@ class _Attempt:
             self._lease,
             self._random[1] if self._random else 0,
         )
-        sensitive = frozenset(described.sensitive | self._sensitive(own))
+        sensitive = frozenset(described.offset_sensitive | self._sensitive(own))
         scratch = device.arenas.scratch(device.stream.cuda_stream)
         facts = (merged.launches, merged.allocations, outputs, payload, sensitive, ALIGNMENT)
         python = tuple(self._observer.python)
@@ -386,60 +375,41 @@ def _end(graph: torch.cuda.CUDAGraph, session: Any, end_broken: Callable[[], Non
 # -- what a region returned ---------------------------------------------------------------------------------------
 
 
-class _Outputs:
-    """Describes what a region returned for its stand-in ``arguments``. ``empty`` are allocations made up for outputs
-    without memory; ``sensitive`` are arguments of which a view is returned that depends on their storage offset."""
+class _Returned:
+    """Memory of what a region returned, as ``CaptureMemory``. ``empty`` are allocations made up for outputs without
+    memory."""
 
     def __init__(
         self, arguments: Sequence[Any], constants: Mapping[str, torch.Tensor], allocations: Sequence[Allocation]
     ) -> None:
-        self._arguments, self._constants = arguments, tuple(constants.values())
+        self.arguments, self.constants = arguments, constants
+        self.offset_sensitive: set[int] = set()
+        self.empty: list[Allocation] = []
         self._addresses = AddressMap(allocations)
         self._pool = sum(a.kind is AllocationKind.POOL for a in allocations)
-        self.empty: list[Allocation] = []
-        self.sensitive: set[int] = set()
 
-    def output(self, value: Any) -> Output:
-        """One value that was returned. Raises CaptureError (``unsupported-output``)."""
-        if value is None or type(value) in _SCALARS:
-            return Output(OutputKind.OBJECT, value=value)
-        if type(value) not in _TENSORS or value.device.type != "cuda" or value.layout is not torch.strided:
-            raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
-        if value.is_conj() or value.is_neg():
+    def place(self, tensor: torch.Tensor) -> tuple[Allocation, int]:
+        """As ``CaptureMemory.place``."""
+        if type(tensor) not in _TENSORS or tensor.device.type != "cuda" or tensor.layout is not torch.strided:
+            raise CaptureError("unsupported-output", f"the region returned {type(tensor).__name__}")
+        if tensor.is_conj() or tensor.is_neg():
             raise CaptureError("unsupported-output", "a lazily conjugated or negated tensor")
-        for index, argument in enumerate(self._arguments):
-            if value is argument:
-                return Output(OutputKind.ARGUMENT, index)
-        if any(value is constant for constant in self._constants):
-            return Output(OutputKind.OBJECT, value=value)
-        return self._memory(value)
-
-    def _memory(self, value: torch.Tensor) -> Output:
-        """An output that shows memory: of the region, or of an argument."""
-        place: dict[str, Any] = {"size": tuple(value.size()), "stride": tuple(value.stride()), "dtype": value.dtype}
-        base = value.untyped_storage().data_ptr()
+        base, start = tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()) * tensor.element_size()
         if not base:
-            made = Allocation(AllocationKind.POOL, self._pool + len(self.empty), 0, 0)
-            self.empty.append(made)
-            return Output(OutputKind.FRESH, made.index, offset=int(value.storage_offset()), **place)
-        address = base + int(value.storage_offset()) * value.element_size()
+            self.empty.append(Allocation(AllocationKind.POOL, self._pool + len(self.empty), 0, 0))
+            return self.empty[-1], start
+        address = base + start
         owner = self._addresses.inside(address) or self._addresses.inside(base) or self._empty_argument(base)
         if owner is None:
             raise CaptureError("unsupported-output", "a view of a constant, or memory of nobody's")
         distance = address - owner.address
-        inside = distance >= 0 and distance + extent(value) <= owner.nbytes
-        if distance % value.element_size() or (value.numel() and not inside):
+        if tensor.numel() and not 0 <= distance <= owner.nbytes - extent(tensor):
             raise CaptureError("unsupported-output", "a tensor that reaches beyond its allocation")
-        offset = distance // value.element_size()
-        if owner.kind is AllocationKind.POOL:
-            return Output(OutputKind.FRESH, owner.index, offset=offset, **place)
-        if self._arguments[owner.index].element_size() != value.element_size():
-            self.sensitive.add(owner.index)
-        return Output(OutputKind.VIEW, owner.index, offset=offset, **place)
+        return owner, distance
 
     def _empty_argument(self, base: int) -> Allocation | None:
         """The argument without elements whose storage begins at ``base``."""
-        for argument in self._arguments:
+        for argument in self.arguments:
             if isinstance(argument, torch.Tensor) and argument.untyped_storage().data_ptr() == base:
                 start = base + int(argument.storage_offset()) * argument.element_size()
                 return self._addresses.empty(start) or self._addresses.inside(start)

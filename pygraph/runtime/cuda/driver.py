@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import ModuleType
@@ -15,11 +14,10 @@ from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
 from pygraph.program.program import Program
 from pygraph.program.recording import Recording
-from pygraph.runtime.contract import Executable, ScratchPool, Timer, share_uses
+from pygraph.runtime.contract import Executable, NativeDriver, ScratchPool, Timer
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.capture import DeviceCapture, check_arguments, payload_of
 from pygraph.runtime.cuda.executable import make_executable
-from pygraph.runtime.provenance import Refusal
 
 __all__ = ["CudaDriver"]
 
@@ -27,26 +25,17 @@ _REGISTER = "NCCL_GRAPH_REGISTER"
 """Unless it is 0, NCCL may tell other ranks the addresses of what is captured, which no replay could change."""
 
 
-class CudaDriver:
+class CudaDriver(NativeDriver):
     """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``). What needs
     the native half waits for it, and raises CaptureError (``native-unavailable``) where it cannot be built."""
 
-    parallel = True
+    parallel, load = True, build.load
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise CaptureError("no-device", "torch sees no CUDA device")
         self._driver: ModuleType = bindings.load()
         self._devices: dict[int, DeviceCapture] = {}
-
-    @functools.cached_property
-    def _native(self) -> ModuleType:
-        native = build.load()
-        share_uses(native)
-        return native
-
-    def unready(self) -> Refusal | None:
-        return build.load.unready()
 
     def capture(
         self,

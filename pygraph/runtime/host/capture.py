@@ -16,21 +16,19 @@ import torch
 
 from pygraph.compat import dynamo_guards
 from pygraph.errors import CaptureError
-from pygraph.program.recording import AllocationKind, Output, OutputKind, Recording
-from pygraph.runtime.contract import describe_outputs
+from pygraph.program.recording import AllocationKind, Recording
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.host.kernels import find_kernel, is_native_function
 from pygraph.runtime.host.operators import RecordOperators
 from pygraph.runtime.host.recorder import Arena, Recorder
-from pygraph.runtime.provenance import blaming, is_out_of_memory, reset_blame
+from pygraph.runtime.observe import SCALARS, describe_outputs, run_region
+from pygraph.runtime.provenance import blaming
 from pygraph.runtime.tensors import extent, module_constants, rebound
 
 __all__ = ["capture_region"]
 
 _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._inductor.runtime", "triton")
 """Modules whose callables run compiled code that is not bound as the known kernels are."""
-
-_SCALARS = (bool, int, float, type(None))
 
 
 def capture_region(
@@ -48,7 +46,7 @@ def capture_region(
             recorder = Recorder(native, arena, module_constants(fn), eager)
             recorder.arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
             returned = _run(recorder, fn)
-            outputs = describe_outputs(returned, functools.partial(_output, recorder))
+            outputs = describe_outputs(returned, recorder)
             allocations = (*arena.allocations, *recorder.constant_allocations)
             sensitive = frozenset(recorder.offset_sensitive)
             return Recording(tuple(recorder.launches), allocations, outputs, recorder, sensitive)
@@ -65,29 +63,23 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
             raise CaptureError("unsupported-tensor", f"argument {index} has no memory for its elements")
         key, offset = (AllocationKind.INPUT, index), int(value.storage_offset())
         return recorder.arena.tensor(key, value.size(), value.stride(), value.dtype, offset=offset)
-    if type(value) in _SCALARS:
+    if type(value) in SCALARS:
         return value
     raise CaptureError("unsupported-argument", f"argument {index} is {type(value).__name__}")
 
 
 def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
-    reset_blame()
     recorded = functools.partial(_recorded, recorder, fn.__code__.co_filename)
-    try:
-        with torch.no_grad(), rebound(fn, recorded) as run, RecordOperators(recorder):
-            returned = run(list(recorder.arguments))
-    except CaptureError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on stand-ins
-        # means that the region cannot be captured, and nothing else.
+
+    def run() -> Any:
+        with torch.no_grad(), rebound(fn, recorded) as region, RecordOperators(recorder):
+            return region(list(recorder.arguments))
+
+    def explain(error: Exception) -> tuple[str, str]:
         reason = "host-read" if recorder.native.NO_MEMORY in str(error) else "capture-failed"
-        raise CaptureError(reason, f"{type(error).__name__}: {error}") from error
-    if not isinstance(returned, (list, tuple)):
-        raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
-    return returned
+        return reason, f"{type(error).__name__}: {error}"
+
+    return run_region(run, explain)
 
 
 def _recorded(recorder: Recorder, source: str, name: str, value: Any) -> Any:
@@ -119,25 +111,3 @@ def _recording(recorder: Recorder, source: str, name: str, value: Any) -> Callab
 
 def _refuse(reason: str, detail: str, *_args: Any, **_kwargs: Any) -> None:
     raise CaptureError(reason, detail)
-
-
-def _output(recorder: Recorder, value: Any) -> Output:
-    if type(value) in _SCALARS:
-        return Output(OutputKind.OBJECT, value=value)
-    if not isinstance(value, torch.Tensor):
-        raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
-    for index, argument in enumerate(recorder.arguments):
-        if value is argument:
-            return Output(OutputKind.ARGUMENT, index)
-    if any(value is constant for constant in recorder.constants.values()):
-        return Output(OutputKind.OBJECT, value=value)
-    owner = recorder.owner(value)
-    distance = recorder.native.element_address(value) - owner.address
-    if owner.kind is AllocationKind.CONSTANT or distance % value.dtype.itemsize:
-        raise CaptureError("unsupported-output", "a view of a constant, or one that begins inside an element")
-    place = (distance // value.dtype.itemsize, tuple(value.size()), tuple(value.stride()), value.dtype)
-    if owner.kind is AllocationKind.POOL:
-        return Output(OutputKind.FRESH, owner.index, *place)
-    if recorder.arguments[owner.index].dtype.itemsize != value.dtype.itemsize:
-        recorder.offset_sensitive.add(owner.index)
-    return Output(OutputKind.VIEW, owner.index, *place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
@@ -14,13 +13,12 @@ from pygraph.errors import CaptureError
 from pygraph.program.program import GraphSegment, Program, Slot
 from pygraph.program.recording import EagerCall, Launch, Recording
 from pygraph.program.verify import verify
-from pygraph.runtime.contract import Executable, ScratchPool, share_uses
+from pygraph.runtime.contract import Executable, NativeDriver, ScratchPool
 from pygraph.runtime.description import describe_region
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.recorder import Payload, Recorder
-from pygraph.runtime.provenance import Refusal
 
 __all__ = ["HostDriver"]
 
@@ -63,20 +61,11 @@ def _check_slots(program: Program, capture: Recorder) -> None:
             raise CaptureError("invalid-program", f"word {slot.word} of {payload.name} is no address")
 
 
-class HostDriver:
+class HostDriver(NativeDriver):
     """``Driver`` for regions on the CPU. What needs the native half waits for it, and raises CaptureError
     (``native-unavailable``) where it cannot be built."""
 
-    parallel = False
-
-    @functools.cached_property
-    def _native(self) -> ModuleType:
-        native = build.load()
-        share_uses(native)
-        return native
-
-    def unready(self) -> Refusal | None:
-        return build.load.unready()
+    parallel, load = False, build.load
 
     def capture(
         self,

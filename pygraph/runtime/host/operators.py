@@ -1,4 +1,4 @@
-"""What the dispatcher is asked for while a region is captured, and how each operator is recorded.
+"""Records the operators that a region dispatches while it is captured on the host.
 
 Views are made for real on the stand-ins (they are metadata); everything else is recorded and returns memory of the
 region. Fused kernels do not come this way.
@@ -6,25 +6,22 @@ region. Fused kernels do not come this way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pygraph.compat import DispatchKey, FakeTensor, OpOverload, TorchDispatchMode
+from pygraph.compat import DispatchKey, FakeTensor, OpOverload
 from pygraph.errors import CaptureError
-from pygraph.program.recording import COLLECTIVES, DRAWS_IF_CALLED, AllocationKind, is_read, is_written
+from pygraph.program.recording import COLLECTIVES, AllocationKind
 from pygraph.runtime.calls import OperatorCall, check_call, fake_results, leaves
-from pygraph.runtime.eager import base_of, is_eager, record_call
+from pygraph.runtime.eager import OWN, is_eager, record_call
 from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
+from pygraph.runtime.observe import OperatorObserver, draws, operands, uses_absolute_offset
 from pygraph.runtime.provenance import blaming
 
 __all__ = ["RecordOperators"]
-
-_BUILT_IN = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized"})
-"""Namespaces whose schemas tell all that an operator does. Any other may count, print or communicate, and would do so
-once more in each comparison: it is called by each replay."""
 
 _VIEWS = frozenset({"inductor::_reinterpret_tensor", "inductor::_alloc_from_pool"})
 """Views whose schema does not say so."""
@@ -36,23 +33,16 @@ _EMPTY = frozenset(
 """Allocations, and nothing else."""
 
 
-class RecordOperators(TorchDispatchMode):
-    """While open, records every operator of this thread that reaches the dispatcher.
-
-    What does not ask the dispatcher finds no memory.
-    """
-
-    supports_higher_order_operators = True
+class RecordOperators(OperatorObserver):
+    """Records the operators that it observes. What does not ask the dispatcher finds no memory."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._recorder = recorder
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        call = OperatorCall(func, tuple(args), dict(kwargs or {}))
-        if isinstance(func, OpOverload) and func.namespace in _BUILT_IN:
+    def observe(self, call: OperatorCall) -> Any:
+        func: Any = call.op
+        if isinstance(func, OpOverload) and func.namespace in OWN:
             # An operator that is defined by others alone only gets here where autograd keys are switched off.
             defined = func.has_kernel_for_dispatch_key
             if defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU):
@@ -89,9 +79,9 @@ def _refuse(recorder: Recorder, call: OperatorCall) -> None:
 
 
 def _is_eager(recorder: Recorder, op: OpOverload) -> bool:
-    """Whether a replay calls ``op`` between two segments."""
-    other = op.namespace not in _BUILT_IN and op.namespace not in COLLECTIVES
-    return other or is_eager(op, recorder.eager)
+    """Whether a replay calls ``op`` between two segments. One that is not torch's may count, print or communicate, and
+    would do so once more in each comparison."""
+    return op.namespace not in OWN | COLLECTIVES or is_eager(op, recorder.eager)
 
 
 # -- views --------------------------------------------------------------------------------------------------------
@@ -104,8 +94,7 @@ def _is_view(call: OperatorCall) -> bool:
 
 def _view(recorder: Recorder, call: OperatorCall) -> Any:
     """Make a view for real. It touches metadata alone, which is checked: its memory is that of an argument."""
-    if any(argument.name == "storage_offset" and value is not None for argument, value in call.operands()):
-        # An offset from the start of the storage bakes in where in its storage an argument lies.
+    if uses_absolute_offset(call):
         owners = map(recorder.owner, call.tensors())
         recorder.offset_sensitive.update(owner.index for owner in owners if owner.kind is AllocationKind.INPUT)
     result = call.op(*call.args, **call.kwargs)
@@ -131,10 +120,10 @@ def _allocate(recorder: Recorder, call: OperatorCall, fake: torch.Tensor) -> tor
 
 def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any]) -> Any:
     native_call = recorder.native.OperatorCall(call.name, call.op._schema.overload_name, call.args, dict(call.kwargs))
-    operands = list(_operands(call))
-    if len(native_call.tensors()) != len(operands):
+    given = [Operand(*each) for each in operands(call)]
+    if len(native_call.tensors()) != len(given):
         raise CaptureError("unsupported-operator", f"{call.name} takes tensors in a way that is not known")
-    moves = [_moves(recorder, operand.tensor) for operand in operands]
+    moves = [_moves(recorder, operand.tensor) for operand in given]
     stored: list[torch.Tensor | None] = []
 
     def place(result: torch.Tensor | None) -> torch.Tensor | None:
@@ -146,34 +135,15 @@ def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any]) -> A
 
     returned = [[place(t) for t in r] if isinstance(r, (list, tuple)) else place(r) for r in results]
     fresh = [tensor for tensor in stored if tensor is not None]
-    operands += [Operand(tensor, writes=True) for tensor in fresh]
     recorder.launch(
         (native_call, moves, stored if fresh else []),
         str(call.op),
         call.signature(recorder.opaque_name),
-        operands,
-        random=_draws(call.op),
+        [*given, *(Operand(tensor, writes=True) for tensor in fresh)],
+        random=draws(call.op),
         nondeterministic=nondeterministic_operator(call.op),
     )
     return returned[0] if len(returned) == 1 else tuple(returned) or None
-
-
-def _draws(op: OpOverload) -> bool:
-    """Whether ``op`` draws random numbers, or may."""
-    seeded = torch.Tag.nondeterministic_seeded in op.tags or "Generator" in str(op._schema)
-    return seeded or base_of(str(op)) in DRAWS_IF_CALLED
-
-
-def _operands(call: OperatorCall) -> Iterator[Operand]:
-    """Each tensor argument in the order of the schema, and whether it is read or written."""
-    for argument, value in call.operands():
-        writes = is_written(call.op._schema, argument)
-        reads = is_read(call.op._schema, argument)
-        for item in leaves(value):
-            if isinstance(item, torch.Tensor):
-                yield Operand(item, reads, writes)
-            elif "Tensor" in str(argument.type):
-                yield Operand()
 
 
 def _moves(recorder: Recorder, tensor: torch.Tensor | None) -> bool:
@@ -202,14 +172,13 @@ def _record_eager(recorder: Recorder, call: OperatorCall) -> Any:
         if recorder.arguments[owner.index].dtype.itemsize != tensor.dtype.itemsize:
             recorder.offset_sensitive.add(owner.index)
     made = record_call(recorder.native, call, recorder.arguments, is_constant, allocate)
-    operands = [Operand(t, True, written) for t, written in zip(made.operands, made.written, strict=True)]
-    operands += [Operand(tensor, writes=True) for tensor in made.results]
+    given = [Operand(t, True, written) for t, written in zip(made.operands, made.written, strict=True)]
     recorder.launch(
         made.eager,
         str(call.op),
         call.signature(recorder.opaque_name),
-        operands,
-        random=call.op.namespace not in _BUILT_IN or torch.Tag.nondeterministic_seeded in call.op.tags,
+        [*given, *(Operand(tensor, writes=True) for tensor in made.results)],
+        random=made.random,
         nondeterministic=False,  # compared runs are given what it returned
     )
     return made.returned

@@ -172,6 +172,13 @@ class Recorder:
             raise CaptureError("outside-allocation", f"a view reaches beyond the elements of {name}")
         return allocation
 
+    def place(self, tensor: torch.Tensor) -> tuple[Allocation, int]:
+        """As ``CaptureMemory.place``."""
+        owner = self.owner(tensor)
+        if owner.kind is AllocationKind.CONSTANT:
+            raise CaptureError("unsupported-output", "a view of a constant")
+        return owner, int(self.native.element_address(tensor)) - owner.address
+
     def check_plain(self, tensor: torch.Tensor) -> None:
         """Raise CaptureError unless ``tensor`` is an ordinary strided CPU tensor."""
         if tensor.device.type != "cpu":

@@ -10,7 +10,7 @@ import torch
 
 from pygraph.program.program import Layout, Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, LaunchKind, is_written
-from pygraph.runtime.cuda.observe import Observer, Operand, Span, _Kernel, _triton_operands, observing, with_calls
+from pygraph.runtime.cuda.spans import Observer, Operand, Span, _Kernel, _triton_operands, observing, with_calls
 from tests.runtime.captures import Capture
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL

@@ -8,7 +8,7 @@ import pytest
 
 from pygraph.program.recording import UNKNOWN, Allocation, AllocationKind, EagerCall, Launch, LaunchKind
 from pygraph.runtime.cuda.nodes import FillNode
-from pygraph.runtime.cuda.observe import EagerSpan, with_eager
+from pygraph.runtime.cuda.spans import EagerSpan, with_eager
 
 
 def span(begin: int, pieces: int, reads: tuple[int, ...] = (), writes: tuple[int, ...] = ()) -> EagerSpan:

@@ -16,9 +16,9 @@ from torch import distributed
 
 from pygraph.errors import CaptureError
 from pygraph.program.recording import Allocation, AllocationKind, Origin
-from pygraph.runtime.cuda import observe
+from pygraph.runtime.cuda import spans
 from pygraph.runtime.cuda.capture import _recording
-from pygraph.runtime.cuda.observe import EagerCalls, Observer, calls_operators, observing
+from pygraph.runtime.cuda.spans import EagerCalls, Observer, calls_operators, observing
 from pygraph.runtime.provenance import Refusal, tracing
 
 
@@ -229,7 +229,7 @@ def test_a_collective_is_captured_where_that_is_asked_for(process_group: None) -
         stream.nodes += 1
         return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce_(args[0], "sum", name))
 
-    with patch.object(observe, "_refuse_host", lambda *_: None), observing(stream.observer, fn) as run:
+    with patch.object(spans, "_refuse_host", lambda *_: None), observing(stream.observer, fn) as run:
         assert run([x]) is x
     sent, waited = stream.observer.spans
     assert (sent.name, waited.name) == ("_c10d_functional.all_reduce_.default", "_c10d_functional.wait_tensor.default")

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
+from pygraph.compat import DispatchKey, OpOverload, has_kernel, python_kernels
 from pygraph.errors import CaptureError
 from pygraph.program.recording import (
     COLLECTIVES,
@@ -37,13 +37,12 @@ from pygraph.program.recording import (
     Origin,
     PythonCall,
     is_functional_collective,
-    is_read,
-    is_written,
 )
 from pygraph.runtime.calls import OperatorCall, tensors_in
 from pygraph.runtime.cuda.nodes import Node
 from pygraph.runtime.eager import RecordedCall, is_eager
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
+from pygraph.runtime.observe import OperatorObserver, operands, uses_absolute_offset
 from pygraph.runtime.provenance import blame, blaming, here, ran
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import rebound
@@ -234,9 +233,8 @@ class Observer:
         returned = [tensor.data_ptr() if tensor.numel() else 0 for tensor in made.results]
         reads = [word for word, written in zip(given, made.written, strict=True) if not written]
         writes = [word for word, written in zip(given, made.written, strict=True) if written]
-        random = call.op.namespace not in _BUILT_IN | COLLECTIVES or torch.Tag.nondeterministic_seeded in call.op.tags
         words = (*given, *returned)
-        facts = (tuple(reads), (*writes, *returned), signature, random, here())
+        facts = (tuple(reads), (*writes, *returned), signature, made.random, here())
         self.eager.append(EagerSpan(begin, calls.pieces(), made.eager, words, *facts))
         return made.returned
 
@@ -410,26 +408,21 @@ def with_eager(
 # -- operators ----------------------------------------------------------------------------------------------------
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(OperatorObserver):
     """Notes every operator that reaches the dispatcher, and refuses those that involve the host."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, observer: Observer) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._observer = observer
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        named = dict(kwargs or {})
+    def observe(self, call: OperatorCall) -> Any:
+        calls, func, args, named = self._observer.calls, call.op, call.args, call.kwargs
         if not isinstance(func, OpOverload):
             return func(*args, **named)
-        calls, call = self._observer.calls, OperatorCall(func, tuple(args), named)
         if calls is not None and is_eager(func, calls.chosen, collectives=calls.collectives):
             return self._observer.call_eagerly(calls, call)
         try:
-            operands = self._operands(call)
+            given = self._operands(call)
         except CaptureError:
             self._observer.fail(str(func))
             raise
@@ -437,12 +430,12 @@ class _Operators(TorchDispatchMode):
         if func.namespace in _BUILT_IN | FUNCTIONAL_COLLECTIVES:
             known = nondeterministic_operator(func)
             run, closed = (lambda: func(*args, **named)), _is_closed(name)
-            return self._observer.call(name, operands, run, nondeterministic=known, closed=closed)
+            return self._observer.call(name, given, run, nondeterministic=known, closed=closed)
         inside = _Inside(self._observer, func)
-        return self._observer.call(name, operands, lambda: inside.run(args, named), inside=inside)
+        return self._observer.call(name, given, lambda: inside.run(args, named), inside=inside)
 
     def _operands(self, call: OperatorCall) -> list[Operand]:
-        """What an operator is given. Raises CaptureError if it needs the host or other processes."""
+        """Tensors that an operator is given. Raises CaptureError if it needs the host or other processes."""
         func, schema = call.op, call.op._schema
         calls = self._observer.calls
         captured = calls is not None and not calls.collectives and func.namespace in FUNCTIONAL_COLLECTIVES
@@ -450,27 +443,21 @@ class _Operators(TorchDispatchMode):
             raise CaptureError("collective", f"{func} talks to other processes")
         if schema.name in _HOST_READS:
             raise CaptureError("host-read", f"{func} reads device memory while capturing")
-        operands: list[Operand] = []
-        absolute = False
-        exact = all(argument.name != "storage_offset" for argument in schema.arguments)  # else it looks around them
-        for argument, value in call.operands():
+        for _, value in call.operands():
             _refuse_host(func, value)
-            reads, writes = is_read(schema, argument), is_written(schema, argument)
-            operands += [Operand.of(t, writes=writes, exact=exact, reads=reads) for t in tensors_in(value)]
-            absolute = absolute or (argument.name == "storage_offset" and value is not None)
-        if absolute:
-            self._observer.absolute += [operand.address for operand in operands]
-        return operands
+        exact = all(argument.name != "storage_offset" for argument in schema.arguments)  # else it looks around them
+        given = [Operand.of(t, exact=exact, reads=r, writes=w) for t, r, w in operands(call) if t is not None]
+        if uses_absolute_offset(call):
+            self._observer.absolute += [operand.address for operand in given]
+        return given
 
 
-class _Inside(TorchDispatchMode):
+class _Inside(OperatorObserver):
     """Active while the kernel of a custom operator runs. ``nondeterministic``: it is known to come out otherwise each
     time, by itself or since it calls an operator that does."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, observer: Observer, op: OpOverload) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._observer, self._op = observer, op
         self.nondeterministic = nondeterministic_operator(op)
         self._calls: list[str] = []
@@ -502,10 +489,8 @@ class _Inside(TorchDispatchMode):
             self._observer.python.append(made)
         return result
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        named = dict(kwargs or {})
+    def observe(self, call: OperatorCall) -> Any:
+        func, args, named = call.op, call.args, call.kwargs
         if isinstance(func, OpOverload):
             if func.namespace in COLLECTIVES:
                 raise self._refusal("collective", f"{self._op} talks to other processes, by {func}")

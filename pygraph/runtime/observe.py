@@ -1,0 +1,167 @@
+"""What both drivers observe while a region is captured: the operators that it dispatches, and what it returns.
+
+    region ─┬─ aten.add.Tensor(x, y)   ─► operands: x and y are read           recorded, or run and captured
+            ├─ mylib.op.default(x)     ─► eager: each replay calls it          written down, with stand-ins for results
+            └─ return z, x             ─► outputs: memory of z, argument 0
+
+A driver says how one operator is taken (``OperatorObserver.observe``), and whose memory a tensor shows
+(``CaptureMemory``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from pygraph.compat import OpOverload, TorchDispatchMode
+from pygraph.errors import CaptureError
+from pygraph.program.recording import (
+    DRAWS_IF_CALLED,
+    Allocation,
+    AllocationKind,
+    Output,
+    OutputKind,
+    is_read,
+    is_written,
+)
+from pygraph.runtime.calls import OperatorCall, leaves
+from pygraph.runtime.eager import base_of
+from pygraph.runtime.provenance import is_out_of_memory, reset_blame
+
+__all__ = [
+    "SCALARS",
+    "CaptureMemory",
+    "OperatorObserver",
+    "describe_outputs",
+    "draws",
+    "operands",
+    "run_region",
+    "uses_absolute_offset",
+]
+
+SCALARS = (bool, int, float, type(None))
+"""Types of the arguments and outputs that a capture fixes."""
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+class OperatorObserver(TorchDispatchMode, ABC):
+    """While open, observes every operator of this thread that reaches the dispatcher. What ``observe`` calls itself is
+    not observed."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self.observe(OperatorCall(func, tuple(args), dict(kwargs or {})))
+
+    @abstractmethod
+    def observe(self, call: OperatorCall) -> Any:
+        """What the region gets for ``call``, whose ``op`` may be of a higher order, without a schema."""
+
+
+def operands(call: OperatorCall) -> Iterator[tuple[torch.Tensor | None, bool, bool]]:
+    """Each tensor that an operator is given, in the order of its schema, and whether it may read and write that. None
+    stands for a number where a tensor is declared."""
+    for argument, value in call.operands():
+        reads, writes = is_read(call.op._schema, argument), is_written(call.op._schema, argument)
+        for item in leaves(value):
+            if isinstance(item, torch.Tensor):
+                yield item, reads, writes
+            elif "Tensor" in str(argument.type):
+                yield None, False, False
+
+
+def uses_absolute_offset(call: OperatorCall) -> bool:
+    """Whether an operator is given an offset from the start of a storage: where in that its tensors lie is baked in."""
+    return any(argument.name == "storage_offset" and value is not None for argument, value in call.operands())
+
+
+def draws(op: OpOverload) -> bool:
+    """Whether ``op`` draws random numbers, or may."""
+    seeded = torch.Tag.nondeterministic_seeded in op.tags or "Generator" in str(op._schema)
+    return seeded or base_of(str(op)) in DRAWS_IF_CALLED
+
+
+# -- a region under capture --------------------------------------------------------------------------------------------
+
+
+def run_region(run: Callable[[], Any], explain: Callable[[Exception], tuple[str, str]]) -> list[Any]:
+    """What ``run`` returns, as a list that can be emptied. Raises CaptureError, and what says that memory is short.
+
+    Args:
+        run: calls the region on stand-ins
+        explain: reason and detail of the CaptureError that stands for anything else that is raised
+    """
+    reset_blame()
+    failure: CaptureError
+    try:
+        returned = run()
+        if not isinstance(returned, (list, tuple)):
+            raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
+        return list(returned)
+    except CaptureError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on stand-ins
+        # means that the region cannot be captured, and nothing else.
+        failure = CaptureError(*explain(error))
+    raise failure  # out here, it keeps no frames with stand-ins alive
+
+
+class CaptureMemory(Protocol):
+    """Memory of a capture under way. ``offset_sensitive``: arguments whose storage offset is baked in."""
+
+    offset_sensitive: set[int]
+
+    @property
+    def arguments(self) -> Sequence[Any]:
+        """Stand-ins and values of the region's arguments."""
+
+    @property
+    def constants(self) -> Mapping[str, torch.Tensor]:
+        """Tensors of the compiled module, by name."""
+
+    def place(self, tensor: torch.Tensor) -> tuple[Allocation, int]:
+        """The allocation of a returned tensor, and how many bytes behind its begin the tensor's first element lies.
+        Raises CaptureError for a tensor that cannot be returned."""
+
+
+def describe_outputs(returned: Sequence[Any], memory: CaptureMemory) -> tuple[Output, ...]:
+    """What a region ``returned``. Raises CaptureError (``unsupported-output``)."""
+    first: dict[int, int] = {}
+    outputs: list[Output] = []
+    for position, value in enumerate(returned):
+        before = first.setdefault(id(value), position)
+        again = before < position and isinstance(value, torch.Tensor)
+        outputs.append(Output(OutputKind.SAME, before) if again else _output(value, memory))
+    return tuple(outputs)
+
+
+def _output(value: Any, memory: CaptureMemory) -> Output:
+    if type(value) in SCALARS or any(value is constant for constant in memory.constants.values()):
+        return Output(OutputKind.OBJECT, value=value)
+    if not isinstance(value, torch.Tensor):
+        raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
+    for index, argument in enumerate(memory.arguments):
+        if value is argument:
+            return Output(OutputKind.ARGUMENT, index)
+    owner, distance = memory.place(value)
+    if distance % value.element_size():
+        raise CaptureError("unsupported-output", "a tensor that begins inside an element")
+    place = (distance // value.element_size(), tuple(value.size()), tuple(value.stride()), value.dtype)
+    if owner.kind is AllocationKind.POOL:
+        return Output(OutputKind.FRESH, owner.index, *place)
+    if memory.arguments[owner.index].element_size() != value.element_size():
+        memory.offset_sensitive.add(owner.index)
+    return Output(OutputKind.VIEW, owner.index, *place)
