@@ -128,14 +128,14 @@ class Region:
             return lives.uncaptured(args)
         key = (lives.key or lives.meet(args)).of(args)
         if not watched:
-            variants = lives.table.under(key)
-            for variant in variants:
+            for variant in lives.table.under(key):
                 outputs = self._use(variant, args)
                 if outputs is not None:
                     return outputs
-            if self._ledger is not None and len(variants) == 1 and self._waits(variants[0]):
-                lives.table.touch(variants[0])
-                return self._count(variants[0], args)  # most likely: a look at each tensor takes time
+            only = None if self._ledger is None else lives.table.only(key)
+            if only is not None and self._waits(only):
+                lives.table.touch(only)
+                return self._count(only, args)  # most likely: a look at each tensor takes time
         facts = signature(args, lives.sensitive)
         if isinstance(facts, Refusal):
             return self._refuse(facts, args)
@@ -171,7 +171,8 @@ class Region:
         return outputs
 
     def _count(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
-        """Run a call of ``variant`` uncaptured."""
+        """Run a call of ``variant`` uncaptured. Such calls come in a row: the next is not tried on the last replay."""
+        self._lives.latest = None
         began = self._clock()
         outputs = self._lives.uncaptured(args)
         if self._ledger is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -139,7 +139,6 @@ class Checked:
     unverified: int = 0
 
 
-@dataclass(slots=True, eq=False)
 class Variant:
     """One combination of key and signature.
 
@@ -165,16 +164,12 @@ class Variant:
         shared: its replays send captured collectives
     """
 
-    key: Hashable
-    signature: Hashable
-    wanted: int
-    ran: int = 0
+    ran = 0
     again: float | None = None
-    off: bool = False
+    off = False
     refusal: Refusal | None = None
-    refused: int = 0
-    seen: int = 0
-    account: Account = field(default_factory=Account)
+    refused = 0
+    seen = 0
     like: tuple[frozenset[int], Hashable] = (frozenset(), None)
     replay: Replay | None = None
     held: tuple[Executable, ...] = ()
@@ -183,7 +178,11 @@ class Variant:
     life: Generator[None, Any, None] | None = None
     joint: Generator[None, Any, None] | None = None
     contest: Contest | None = None
-    shared: bool = False
+    shared = False
+
+    def __init__(self, key: Hashable, signature: Hashable, wanted: int) -> None:
+        self.key, self.signature, self.wanted = key, signature, wanted
+        self.account = Account()
 
     @property
     def contesting(self) -> bool:
@@ -254,6 +253,8 @@ class VariantTable:
         self._max_captures, self._max_tracked = max_captures, MAX_TRACKED
         self._wanted = wanted
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
+        self._replayed: dict[Hashable, dict[Variant, None]] = {}
+        """Those that are captured, by key: of many others, none is looked at."""
         self._captured: OrderedDict[Variant, None] = OrderedDict()
         self._tracked: OrderedDict[Variant, None] = OrderedDict()
 
@@ -276,8 +277,13 @@ class VariantTable:
         return sum(variant.contest is not None for variant in self.captured)
 
     def under(self, key: Hashable) -> tuple[Variant, ...]:
-        """All variants of a key, known from earlier calls."""
-        return tuple(self._by_key.get(key, _NONE).values())
+        """The variants of a key that are captured."""
+        return tuple(self._replayed.get(key, ()))
+
+    def only(self, key: Hashable) -> Variant | None:
+        """The variant of a key, if one alone is known."""
+        known = self._by_key.get(key, _NONE)
+        return next(iter(known.values()), None) if len(known) == 1 else None
 
     def find(self, key: Hashable, facts: Hashable) -> Variant:
         """The variant of a call, made if it is new."""
@@ -292,8 +298,10 @@ class VariantTable:
 
     def touch(self, variant: Variant) -> None:
         """``variant`` ran uncaptured: it goes last."""
-        with contextlib.suppress(KeyError):  # it may have gone meanwhile
+        try:  # noqa: SIM105 - contextlib.suppress takes a microsecond
             self._tracked.move_to_end(variant)
+        except KeyError:  # it has gone meanwhile
+            pass
 
     def install(self, variant: Variant, replay: Replay, executable: Executable) -> list[Variant]:
         """``variant`` is captured. Returns those that had to go for it."""
@@ -301,9 +309,14 @@ class VariantTable:
         variant.again, variant.refusal, variant.refused = None, None, 0
         self._by_key.setdefault(variant.key, {})[variant.signature] = variant
         self._captured[variant] = None
+        known: dict[Variant, None] | None = None
+        while known is None or self._replayed.get(variant.key) is not known:  # or another thread took it away meanwhile
+            known = self._replayed.setdefault(variant.key, {})
+            known[variant] = None
         self._tracked.pop(variant, None)
         evicted = list(_beyond(self._captured, self._max_captures))
         for oldest in evicted:
+            self._forget(oldest)
             oldest.free()
             oldest.postpone()
             self._track(oldest)
@@ -328,9 +341,17 @@ class VariantTable:
             del self._captured[variant]
         except KeyError:  # another one was first
             return False
+        self._forget(variant)
         variant.free()
         self._track(variant)
         return True
+
+    def _forget(self, variant: Variant) -> None:
+        """``variant`` is captured no longer."""
+        known = self._replayed.get(variant.key, {})
+        known.pop(variant, None)
+        if not known and (others := self._replayed.pop(variant.key, None)):
+            self._replayed.setdefault(variant.key, {}).update(others)  # another thread was captured meanwhile
 
     def retry(self, *, every: bool) -> Refusal | None:
         """Make those due again that were refused; the refusal of one of them."""
@@ -339,19 +360,23 @@ class VariantTable:
 
     def used(self, variant: Variant) -> None:
         """``variant`` was replayed: it goes last."""
-        with contextlib.suppress(KeyError):  # it may have gone meanwhile
+        try:  # noqa: SIM105 - the same
             self._captured.move_to_end(variant)
+        except KeyError:  # it has gone meanwhile
+            pass
 
     def clear(self) -> None:
         """Forget everything."""
         captured = self.captured
-        for table in (self._by_key, self._captured, self._tracked):
+        for table in (self._by_key, self._replayed, self._captured, self._tracked):
             table.clear()
         for variant in captured:
             variant.free()
 
     def _track(self, variant: Variant) -> None:
         self._tracked[variant] = None
+        if len(self._tracked) <= self._max_tracked:
+            return
         for oldest in _beyond(self._tracked, self._max_tracked):
             variants = self._by_key.get(oldest.key, {})
             if variants.get(oldest.signature) is oldest:
