@@ -8,6 +8,7 @@
     steps     each launch is part of one step, in order; eager calls are steps by themselves
     order     a launch waits for earlier ones; launches of a lane wait for each other
     waits     of two launches that use the same memory, one of them to write it, the later waits for the earlier
+    renamed   allocations that were one when captured follow each other, and each is written before it is read
     layout    intermediates lie in the workspace, and share bytes only if one is done with before the other begins
     memory    what a step uses was taken by then, and is let go of later; blocks are shared as the workspace is
 
@@ -16,7 +17,7 @@ and edges. The first rule that is broken raises a ProgramError that names it, th
 
     words: l7 (triton_relu) has a word 2 that is an address without a slot: of %buf3
 
-A pass may give the words of an allocation to another one that it adds (renaming), whose ``address`` is then the same.
+A pass may give words of an allocation to another one that it adds, whose captured ``address`` is then the same.
 """
 
 from __future__ import annotations
@@ -364,6 +365,25 @@ def _moved(places: _Places, step: int, access: Access) -> tuple[Hashable, Bytes,
     return access.key, access.bytes, access.writes
 
 
+def _renamed(facts: _Facts) -> Iterator[Violation]:
+    captured: dict[int, list[tuple[_Life, _Key]]] = {}
+    for key, life in facts.lives.items():
+        allocation = facts.allocations[key]
+        if key[0] is POOL and allocation.nbytes:
+            captured.setdefault(allocation.address, []).append((life, key))
+    for parts in captured.values():
+        for (earlier, name), (life, key) in pairwise(sorted(parts, key=lambda part: part[0].first)):
+            launch = facts.launches[life.first]
+            if earlier.last >= life.first:
+                yield (
+                    launch,
+                    f"uses {name_of(key)}, and l{earlier.last} still {name_of(name)}: they were one when captured",
+                )
+            owners = (facts.slots.get((launch.index, use.word)) for use in launch.uses or () if use.reads)
+            if any(slot is not None and slot.key == key for slot in owners):
+                yield launch, f"reads {name_of(key)}, which begins there: it was {name_of(name)} when captured"
+
+
 # -- memory and steps --------------------------------------------------------------------------------------------------
 
 
@@ -470,6 +490,7 @@ _RULES: dict[str, Callable[[_Facts], Iterator[Violation]]] = {
     "steps": _steps,
     "order": _order,
     "waits": _waits,
+    "renamed": _renamed,
     "layout": _layout,
     "memory": _memory,
 }

@@ -13,17 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import ParseError, ProgramError
-from pygraph.program.default import DEFAULT_PASSES
+from pygraph.program.default import DEFAULT_PASSES, as_captured
 from pygraph.program.dependences import order_of
 from pygraph.program.layout import plan
 from pygraph.program.order import Order
 from pygraph.program.program import GraphSegment, Layout, NonPointerWord, Program, Slot
 from pygraph.program.recording import AllocationKind, Output, OutputKind
+from pygraph.program.rename import rename
 from pygraph.program.steps import with_steps
 from pygraph.program.text import parse_program, print_program
 from pygraph.program.verify import verify, verify_edges
 from pygraph.runtime.host import HostDriver
 from tests.program.programs import CAPTURED, made_up
+from tests.program.test_rename import READ, WRITE, recorded
 from tests.program.test_steps import MB, backward, program, tables
 from tests.runtime.captures import Capture
 
@@ -550,6 +552,26 @@ def test_a_stale_closure_of_edges_is_not_trusted() -> None:
 def test_no_driver_replays_a_broken_program() -> None:
     with pytest.raises(ProgramError, match="words: l0 "):
         HostDriver().instantiate(slot(0, 0, offset=8)(CAPTURED["mlp"]()))
+
+
+@pytest.mark.parametrize(
+    ("number", "index", "message"),
+    [
+        (1, 0, "l1 (kernel) reads %buf0, which begins there: it was %buf3 when captured"),
+        (2, 3, "l3 (kernel) reads %buf0, which begins there: it was %buf3 when captured"),
+        (3, 3, "l2 (kernel) uses %buf0, and l3 still %buf3: they were one when captured"),
+    ],
+    ids=["too early", "too late", "between"],
+)
+def test_an_allocation_that_begins_anew_at_the_wrong_launch_is_named(number: int, index: int, message: str) -> None:
+    """The first one, %buf0, is written and read twice: it is %buf3 the first time."""
+    renamed, slots, count = rename(*recorded(WRITE, READ, WRITE, READ))
+    verify(as_captured(renamed, slots))
+    assert count == 2
+    wrong = tuple(replace(s, index=index) if (s.launch, s.word) == (number, 0) else s for s in slots)
+    with pytest.raises(ProgramError) as caught:
+        verify(as_captured(renamed, wrong))
+    assert (caught.value.rule, caught.value.detail) == ("renamed", f"renamed: {message}")
 
 
 @settings(deadline=None, max_examples=300)
