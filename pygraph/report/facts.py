@@ -142,7 +142,8 @@ def order_text(decisions: Sequence[Decision]) -> str:
     order = last.order if len(decisions) == 1 else f"{several}; last {last.order}"
     source = f"read from {last.path}" if last.path else f"{last.calls} calls"
     times = f"{PROGRAM} {last.program_us:.1f}, {DEPENDENCES} {last.dependences_us:.1f}"
-    return f"measured: {order}; µs of the device per call: {times} ({source})"
+    loop = "; the other is slower in the caller's loop" if last.slower_loop else ""
+    return f"measured: {order}; µs of the device per call: {times} ({source}){loop}"
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------

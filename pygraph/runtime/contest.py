@@ -5,7 +5,9 @@ took: nothing waits, and calls of other regions, or other sizes, may come in bet
 finds the device idle takes longer, and callers who wait do so every so many calls.
 
 Of ROUNDS rounds, the other order has to win all but one by its margin; anything less is a tie, and replays as before.
-What is certain before the last round ends it. The decision is kept on disk for later processes. Nothing here makes a
+What is certain before the last round ends it. Where the caller's loop takes longer than the device, as one does that
+waits for each result, the loop has the last word: an order that makes it slower, from one call to the next, is not
+chosen, however fast the device is. The decision is kept on disk for later processes. Nothing here makes a
 call, and no call runs twice.
 """
 
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from threading import Lock
+from time import perf_counter
 from types import FunctionType
 from typing import Any
 
@@ -51,6 +54,8 @@ TURNS = 8
 """Calls of each order in a round, of which the median counts."""
 MARGIN = 0.02
 """DEPENDENCES wins a round if its time is below the other's by more than this fraction."""
+LOOP_MARGIN = 0.01
+"""A loop is slower if it takes longer by more than this fraction."""
 PATIENCE = 200
 """Calls that a contest begins to time in a row though they are another variant's; and that a variant waits for others'
 contests to go on."""
@@ -65,6 +70,7 @@ class Decision:
         program_us: median of the rounds, µs of the device per call; 0 where none was timed
         dependences_us: the same for the other order
         calls: calls that were timed
+        slower_loop: the other order made the caller's loop slower, though not the device
         path: the file that an earlier process's decision was read from
     """
 
@@ -72,6 +78,7 @@ class Decision:
     program_us: float
     dependences_us: float
     calls: int
+    slower_loop: bool = False
     path: str | None = None
 
 
@@ -81,6 +88,8 @@ class _Rounds:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.times: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
+        self.loops: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
+        """Seconds from a call in each order to the next call."""
         self._once = Lock()
 
     @property
@@ -100,7 +109,16 @@ class _Rounds:
         if not self._once.acquire(blocking=False):
             return None
         program_us, dependences_us = (median(times) * 1e6 if times else 0.0 for times in self.times.values())
-        return Decision(order, program_us, dependences_us, calls)
+        slower = order == DEPENDENCES and self._slows_the_loop()
+        return Decision(PROGRAM if slower else order, program_us, dependences_us, calls, slower)
+
+    def _slows_the_loop(self) -> bool:
+        """True if the other order makes the caller's loop slower, where that is not ahead of the device."""
+        if min(map(len, self.loops.values())) < TURNS:
+            return False
+        program, dependences = map(median, self.loops.values())
+        waits = program > (1 - LOOP_MARGIN) * median(self.times[PROGRAM])
+        return waits and dependences > (1 + LOOP_MARGIN) * program
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +127,7 @@ class _Turn:
 
     order: str
     timer: Timer
+    began: float
 
 
 def _plan() -> Iterator[str]:
@@ -135,27 +154,33 @@ class Contest:
         args: Sequence[Any],
         path: Path | None,
         agree: Callable[[bool], bool] | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._driver, self._device, self._agree = driver, _device(args), agree
+        self._driver, self._device, self._agree, self._clock = driver, _device(args), agree, clock
         self._rounds = _Rounds(path)
         self._under_way: deque[_Turn] = deque()
         self._calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self._vain = 0
+        self._last: _Turn | None = None
+        """The call before, if it was timed."""
         self._leaving = Lock()
 
     def enter(self) -> _Turn | None:
         """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
         and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
+        last, self._last, now = self._last, None, self._clock()
+        if last is not None:
+            self._rounds.loops[last.order].append(now - last.began)
         order = None if self._vain >= PATIENCE else self._next()
         timer = None if order is None else self._driver.timer(self._device)
         if order is None or timer is None:
             return None
         self._vain += 1
-        return _Turn(order, timer)
+        return _Turn(order, timer, now)
 
     def leave(self, turn: _Turn | None) -> Decision | None:
         """A call of ``turn`` was submitted. Returns the decision, at the end of the call that finds it."""
-        self._vain = 0
+        self._vain, self._last = 0, turn
         if turn is not None:
             turn.timer.stop()
         if self._agree is not None:
@@ -222,7 +247,7 @@ def _device(args: Sequence[Any]) -> torch.device | None:
 
 # -- decisions on disk -------------------------------------------------------------------------------------------------
 
-_SCHEMA = 9
+_SCHEMA = 10
 """Part of the key. Raised when a field or the procedure changes."""
 
 
@@ -271,7 +296,7 @@ def read(path: Path) -> Decision | None:
         times = float(found["program_us"]), float(found["dependences_us"])
         if found["order"] not in (PROGRAM, DEPENDENCES) or not all(0 <= time < math.inf for time in times):
             raise ValueError("it is no decision")
-        return Decision(found["order"], *times, int(found["calls"]), path=str(path))
+        return Decision(found["order"], *times, int(found["calls"]), found["slower_loop"] is True, path=str(path))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         warn_once(path, f"{type(error).__name__}: {error}")
         return None

@@ -204,7 +204,7 @@ class Lives:
             self._keep_order(variant, rival)
             self._answer(call)
             return
-        contest = Contest(self.subject.driver, call.args, self._kept_path(call.args))
+        contest = Contest(self.subject.driver, call.args, self._kept_path(call.args), clock=self.subject.clock)
         refusal = self.compare(variant, rival, call).refusal
         if refusal is not None:
             rival.executable.close()

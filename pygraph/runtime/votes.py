@@ -285,7 +285,7 @@ def joint(lives: Lives, ballot: Ballot, variant: Variant, sends: str) -> Generat
         return
 
     vote, call = yield
-    contest = Contest(lives.subject.driver, call.args, None, vote.faster)
+    contest = Contest(lives.subject.driver, call.args, None, vote.faster, lives.subject.clock)
     kept = _capture(lives, ballot, variant, vote, call, sends, DEPENDENCES, executable)
     if kept is not None:
         lives.record.timeline = timeline(kept.program)

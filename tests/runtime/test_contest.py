@@ -26,6 +26,7 @@ from pygraph import cache
 from pygraph.program.default import DefaultPasses
 from pygraph.program.program import Program
 from pygraph.program.recording import Recording
+from pygraph.report.facts import order_text
 from pygraph.runtime import life as life_module
 from pygraph.runtime.contest import _PLAN, Contest, Decision
 from pygraph.runtime.contract import Executable, Timer
@@ -186,6 +187,28 @@ def test_another_order_of_launches_is_used_if_it_is_faster(cost: float) -> None:
     assert (region.record.contests, region.record.captures) == (0, 1)
     assert (region.record.longest_path, region.record.launches) == (1, 2)
     assert region.record.timeline == (("toy", 0, 0), ("beside", 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("behind", "waits", "chosen"), [(20, True, "program"), (2, True, "dependences"), (20, False, "dependences")]
+)
+def test_an_order_that_makes_a_callers_loop_slower_is_not_chosen(behind: float, waits: bool, chosen: str) -> None:
+    """By what it leaves to be done behind the call, unless the device is what a loop waits for at last."""
+    world.host |= {"program": 10.0, "dependences": 10.0}
+    world.device |= {"program": 100.0, "dependences": 95.0}
+    region, _ = make(driver=Parallel(), order="measured")
+    for _ in range(3 + 200):
+        call(region)
+        if waits:
+            world.drain()
+        world.now += behind if world.ran[-1] == "dependences" else 0.0
+    world.drain()
+    call(region, 2)
+    (decision,) = region.record.orders
+    assert (decision.order, decision.slower_loop) == (chosen, chosen == "program")
+    assert decision.dependences_us < decision.program_us
+    assert world.ran[-1] == chosen
+    assert ("slower in the caller's loop" in order_text([decision])) == decision.slower_loop
 
 
 @pytest.mark.parametrize(
