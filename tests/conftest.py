@@ -22,8 +22,6 @@ _ROOT = Path(__file__).parents[1]
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Vector instructions are those of the processor's flags: each process would compile and start another one to try them.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# A replay calls kernels without vector instructions in the same way, and each takes the compiler a third less time.
-os.environ.setdefault("ATEN_CPU_CAPABILITY", "default")
 
 _numbers = itertools.count()
 
