@@ -28,12 +28,14 @@ _numbers = itertools.count()
 _LIBRARIES = Path(os.environ.get("PYGRAPH_CACHE_DIR") or user_dir()).expanduser() / "native"
 
 
-_SHORT = ("ir", "passes", "filecheck", "report", "calibration")
+_LONG = ("training",)
+_SHORT = ("ir", "passes", "program", "frontend", "filecheck", "report", "calibration")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that compile nothing come last: with two workers, none is left with a long one at the end."""
-    items.sort(key=lambda item: item.path.parent.name in _SHORT)
+    """Files that compile most come first, and those that compile nothing last: with two workers, none is left with a
+    long one at the end."""
+    items.sort(key=lambda item: (item.path.parent.name in _SHORT) - (item.path.parent.name in _LONG))
 
 
 @pytest.fixture(scope="session")
