@@ -92,22 +92,6 @@ def test_torch_compile_checks_modes() -> None:
         torch.compile(Mlp(), backend="pygraph", mode="reduce-overheads")
 
 
-FIRST = """
-import torch
-from pygraph.errors import OptionError
-try:
-    torch.compile(torch.nn.Linear(2, 2), backend="pygraph", options={"stricct": True})
-except OptionError as error:
-    print(error)
-"""
-
-
-def test_the_first_torch_compile_of_a_process_checks_its_options() -> None:
-    """It is what imports the backend."""
-    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True)
-    assert done.stdout == "unknown option 'stricct'; did you mean 'strict'?\n"
-
-
 @dataclass(frozen=True)
 class Reversed(LaunchPass):
     """Replays launches from the last one to the first."""
@@ -376,11 +360,16 @@ def test_an_unwritable_dump_directory_changes_nothing_else(tmp_path: Path, caplo
     assert "cannot write dumps" in caplog.text
 
 
-EXIT = """
+PROCESS = """
 import sys
 from pathlib import Path
-import torch, pygraph
+import torch
+from pygraph.errors import OptionError
 
+try:
+    torch.compile(torch.nn.Linear(2, 2), backend="pygraph", options={"stricct": True})
+except OptionError as error:
+    print(error)
 folder = Path(sys.argv[1])
 ours = torch.compile(lambda x: torch.relu(x @ x) + 1, backend="pygraph", options={"dump_dir": str(folder)})
 with torch.no_grad():
@@ -394,8 +383,13 @@ first, _ = sorted(folder.iterdir())
 """
 
 
-def test_reports_are_written_again_at_exit_with_a_warning_where_one_cannot_be(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", EXIT, str(tmp_path)], capture_output=True, text=True, check=True)
+def test_a_process_checks_options_at_its_first_torch_compile_and_writes_reports_again_at_its_exit(
+    tmp_path: Path,
+) -> None:
+    """The first ``torch.compile`` is what imports the backend. A report that cannot be written is a warning."""
+    command = [sys.executable, "-c", PROCESS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "unknown option 'stricct'; did you mean 'strict'?\n"
     assert "Traceback" not in done.stderr
     assert done.stderr.count("cannot write dumps to") == 1
     _, second = sorted(tmp_path.iterdir())
