@@ -13,8 +13,8 @@ CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py te
 	tests/property/test_placed_programs.py tests/property/test_region_replays.py
 
 # Inductor compiles kernels without vector instructions in two thirds of the time, and a replay calls them in the same way.
-# `make test-all` has them with.
-SCALAR := ATEN_CPU_CAPABILITY=default
+# `make test-all` has them with. The two do not share a cache of Inductor's: its key does not tell them apart.
+SCALAR := ATEN_CPU_CAPABILITY=default TORCHINDUCTOR_CACHE_DIR=$(or $(TMPDIR),/tmp)/torchinductor-scalar
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu bench bench-gpu docs \

@@ -17,7 +17,6 @@ import torch
 
 from pygraph.program.program import Program
 from pygraph.program.recording import Recording
-from pygraph.runtime.native_build import Loader
 from pygraph.runtime.provenance import Refusal
 
 __all__ = [
@@ -143,19 +142,20 @@ class Driver(Protocol):
 
 
 class NativeDriver:
-    """What is the same of drivers with a native half, which ``load`` finds or builds."""
+    """The part that drivers with a native half have in common. ``build.load`` finds that half, or builds it."""
 
-    load: Loader
+    build: ModuleType
 
     @functools.cached_property
     def _native(self) -> ModuleType:
         """Counts in ``uses``. Waits for the native half; raises CaptureError (``native-unavailable``)."""
-        native = self.load()
+        native: ModuleType = self.build.load()
         native.share_uses(uses)
         return native
 
     def unready(self) -> Refusal | None:
-        return self.load.unready()
+        refusal: Refusal | None = self.build.load.unready()
+        return refusal
 
 
 # -- which drivers there are -------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ what there is, or run uncaptured. Whoever frees a capture, on any thread and at 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -150,7 +151,9 @@ class Lives:
         """Have the life of ``variant`` answer a call, on the thread that has the capturing turn."""
         call, life = Call(args), variant.life
         try:
-            if life is None:
+            if (
+                life is None or inspect.getgeneratorstate(life) == inspect.GEN_RUNNING
+            ):  # on a thread of the process that this one was forked from
                 life = variant.life = self._live(variant, call)
                 next(life)
             else:
@@ -159,6 +162,7 @@ class Lives:
             if variant.life is life:
                 variant.life = None
             if not isinstance(error, StopIteration):
+                self.table.settle(variant)
                 raise
         finally:
             self.record.contests = self.table.contests

@@ -308,11 +308,11 @@ class VariantTable:
         variant.replay, variant.held = replay, (executable,)
         variant.again, variant.refusal, variant.refused = None, None, 0
         self._by_key.setdefault(variant.key, {})[variant.signature] = variant
-        self._captured[variant] = None
         known: dict[Variant, None] | None = None
         while known is None or self._replayed.get(variant.key) is not known:  # or another thread took it away meanwhile
             known = self._replayed.setdefault(variant.key, {})
             known[variant] = None
+        self._captured[variant] = None
         self._tracked.pop(variant, None)
         evicted = list(_beyond(self._captured, self._max_captures))
         for oldest in evicted:
@@ -345,6 +345,12 @@ class VariantTable:
         variant.free()
         self._track(variant)
         return True
+
+    def settle(self, variant: Variant) -> None:
+        """Something was raised while ``variant`` was captured: it is, or there is nothing of it."""
+        if variant not in self._captured:
+            self._forget(variant)
+            variant.free()
 
     def _forget(self, variant: Variant) -> None:
         """``variant`` is captured no longer."""

@@ -29,7 +29,7 @@ class CudaDriver(NativeDriver):
     """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``). What needs
     the native half waits for it, and raises CaptureError (``native-unavailable``) where it cannot be built."""
 
-    parallel, load = True, build.load
+    parallel, build = True, build
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():

@@ -65,7 +65,7 @@ class HostDriver(NativeDriver):
     """``Driver`` for regions on the CPU. What needs the native half waits for it, and raises CaptureError
     (``native-unavailable``) where it cannot be built."""
 
-    parallel, load = False, build.load
+    parallel, build = False, build
 
     def capture(
         self,
