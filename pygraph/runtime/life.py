@@ -151,9 +151,8 @@ class Lives:
         """Have the life of ``variant`` answer a call, on the thread that has the capturing turn."""
         call, life = Call(args), variant.life
         try:
-            if (
-                life is None or inspect.getgeneratorstate(life) == inspect.GEN_RUNNING
-            ):  # on a thread of the process that this one was forked from
+            # one that a thread was at when this process was forked from it never goes on
+            if life is None or inspect.getgeneratorstate(life) == inspect.GEN_RUNNING:
                 life = variant.life = self._live(variant, call)
                 next(life)
             else:
