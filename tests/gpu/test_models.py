@@ -178,7 +178,7 @@ def test_any_order_that_dependences_allow_has_the_same_bits(
         assert program.order is not None
 
     monkeypatch.setattr(executable, "_reorder", chain)
-    monkeypatch.setattr(executable, "check", check)  # an edge of a row may lead to an earlier launch
+    monkeypatch.setattr(executable, "verify_edges", check)  # an edge of a row may lead to an earlier launch
     entry, training = SWEEP[name], mode == "training"
     dtype = torch.float32 if training else entry.dtype
     model = entry.make().cuda().to(dtype).train(training)

@@ -161,5 +161,8 @@ def test_closing_gives_everything_back(driver: Driver) -> None:
 
 def test_the_native_halves_of_both_drivers_live_in_one_process() -> None:
     host, device = host_build.load(), cuda_build.load()
-    assert host.OutputKind is not device.OutputKind
-    assert {kind.name for kind in host.OutputKind.__members__.values()} == set(device.OutputKind.__members__)
+    assert host.OperatorCall is not device.OperatorCall
+    for native in (host, device):
+        call = native.OperatorCall("aten::sin", "", (torch.ones(3),), {})
+        assert isinstance(call, native.OperatorCall)
+        assert [tensor.tolist() for tensor in call.tensors()] == [[1.0] * 3]
