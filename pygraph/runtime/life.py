@@ -53,6 +53,7 @@ from pygraph.runtime.variants import (
     State,
     Variant,
     VariantTable,
+    is_alive,
     signature,
     sizes_in,
 )
@@ -152,17 +153,16 @@ class Lives:
         call, life = Call(args), variant.life
         try:
             # one that a thread was at when this process was forked from it never goes on
-            if life is None or inspect.getgeneratorstate(life) == inspect.GEN_RUNNING:
+            if life is None or inspect.getgeneratorstate(life) != inspect.GEN_SUSPENDED:
                 life = variant.life = self._live(variant, call)
                 next(life)
             else:
                 life.send(call)
-        except BaseException as error:  # StopIteration: the life is over, as it is where anything else is raised
-            if variant.life is life:
-                variant.life = None
-            if not isinstance(error, StopIteration):
-                self.table.settle(variant)
-                raise
+        except StopIteration:
+            pass
+        except BaseException:
+            self.table.settle(variant)
+            raise
         finally:
             self.record.contests = self.table.contests
         if variant.replay is not None:
@@ -174,7 +174,7 @@ class Lives:
     def may_go_on(self, variant: Variant, args: Sequence[Any]) -> bool:
         """True if a call is one that the life of a captured variant waits for. Where the last few variants kept the
         order of the program, no other is tried any more: each takes a capture."""
-        if variant.life is None or self.ballot is not None or not variant.fits(args):
+        if not is_alive(variant.life) or self.ballot is not None or not variant.fits(args):
             return False
         last = [each.order for each in self.record.orders][-_CONTESTS:]
         if last == [PROGRAM] * _CONTESTS:
@@ -425,7 +425,7 @@ class Lives:
         if self._ledger is not None:
             self._ledger.settle(self.record.replays, variant.account)
         plain = self.key is not None and self.key.plain and self.subject.options.verify_every != 1
-        usable = plain and self.left is None and self.ballot is None and variant.life is None
+        usable = plain and self.left is None and self.ballot is None and not is_alive(variant.life)
         replay = variant.replay if usable else None
         checked = variant.checked
         self.latest = replay if replay is None or checked is None else self._unverified(checked, replay)

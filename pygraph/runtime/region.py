@@ -30,7 +30,7 @@ from pygraph.runtime.life import Lives, Subject
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import BUILDING, CLOSED, reason_of
 from pygraph.runtime.record import RegionOptions, RegionRecord
-from pygraph.runtime.variants import State, Variant, signature
+from pygraph.runtime.variants import State, Variant, is_alive, signature
 from pygraph.runtime.votes import hold
 
 __all__ = ["Region", "RegionOptions", "RegionRecord"]
@@ -151,7 +151,7 @@ class Region:
         lives = self._lives
         if lives.may_go_on(variant, args):
             with capturing_turn() as mine:
-                if mine and variant.life is not None:
+                if mine and is_alive(variant.life):
                     return lives.go_on(variant, args)
         replay, checked = variant.replay, variant.checked
         if replay is None:

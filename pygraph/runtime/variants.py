@@ -6,11 +6,12 @@ Calls differ by Python scalars (the key), then by sizes, strides, dtypes and dev
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
@@ -108,6 +109,9 @@ class State(str, Enum):
 Replay: TypeAlias = Callable[[list[Any]], Sequence[Any] | None]
 """Answers a call, whose arguments it empties; or returns None, with nothing done, where the call does not fit."""
 
+Life: TypeAlias = Generator[None, Any, None]
+"""What answers calls of a variant that are no mere replays: each ``yield`` waits for one."""
+
 
 class Call:
     """A call that a life answers. It holds nothing once its ``outputs`` were taken: a life that waits keeps it."""
@@ -139,6 +143,11 @@ class Checked:
     unverified: int = 0
 
 
+def is_alive(life: Life | None) -> TypeGuard[Life]:
+    """True if a life is not over, as it is once anything was raised in it."""
+    return life is not None and inspect.getgeneratorstate(life) != inspect.GEN_CLOSED
+
+
 class Variant:
     """One combination of key and signature.
 
@@ -158,7 +167,7 @@ class Variant:
         held: the executables that ``replay`` uses
         checked: set where some replays are compared
         order: the order of its launches that was decided on
-        life: what answers its next call that is no mere replay, where something waits for one
+        life: what answers its next call that is no mere replay, until it is over
         joint: the same, at calls at which ranks vote
         contest: what times its calls in two orders
         shared: its replays send captured collectives
@@ -175,8 +184,8 @@ class Variant:
     held: tuple[Executable, ...] = ()
     checked: Checked | None = None
     order: str | None = None
-    life: Generator[None, Any, None] | None = None
-    joint: Generator[None, Any, None] | None = None
+    life: Life | None = None
+    joint: Life | None = None
     contest: Contest | None = None
     shared = False
 
@@ -187,7 +196,7 @@ class Variant:
     @property
     def contesting(self) -> bool:
         """True until the order of its launches is decided on."""
-        waits = self.life is not None or (self.shared and self.joint is not None)
+        waits = is_alive(self.life) or (self.shared and is_alive(self.joint))
         return self.replay is not None and (waits or self.contest is not None)
 
     def due(self, clock: Callable[[], float]) -> bool:

@@ -38,7 +38,7 @@ from pygraph.runtime.critical import capturing_turn
 from pygraph.runtime.discover import Captured
 from pygraph.runtime.events import counts
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.variants import Call, Variant
+from pygraph.runtime.variants import Call, Variant, is_alive
 
 if TYPE_CHECKING:
     from pygraph.runtime.life import Lives
@@ -241,10 +241,11 @@ def hold(lives: Lives, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
         return None
     known = () if key is None else lives.table.under(key.of(args))
     variant = next((each for each in known if each.fits(args)), None)
-    call = Call(args)
+    call, life = Call(args), None if variant is None else variant.joint
     with capturing_turn() as mine, ballot.vote(number) as vote:
-        if mine and variant is not None and variant.joint is not None:
-            _go_on(variant, vote, call)
+        if mine and is_alive(life):
+            with contextlib.suppress(StopIteration):
+                life.send((vote, call))
     if vote.outcome is Outcome.LATE:
         lives.end_votes("a rank did not vote on capturing them")
     elif ballot.over:
@@ -256,16 +257,6 @@ def hold(lives: Lives, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
     return outputs
 
 
-def _go_on(variant: Variant, vote: Vote, call: Call) -> None:
-    life = variant.joint
-    assert life is not None
-    try:
-        life.send((vote, call))
-    except StopIteration:
-        if variant.joint is life:
-            variant.joint = None
-
-
 def joint(lives: Lives, ballot: Ballot, variant: Variant, sends: str) -> Generator[None, tuple[Vote, Call], None]:
     """From the first vote on. ``sends``: what ranks say of the collectives of ``variant``."""
     kept: Captured | None = None
@@ -274,7 +265,7 @@ def joint(lives: Lives, ballot: Ballot, variant: Variant, sends: str) -> Generat
         kept = _capture(lives, ballot, variant, vote, call, sends, lives.order_of(variant))
         if kept is None and vote.outcome is Outcome.YES:
             return  # a replay was wrong, on this rank or another
-    tries_orders, variant.life, variant.shared = variant.life is not None, None, True
+    tries_orders, variant.life, variant.shared = is_alive(variant.life), None, True
     executable, program = kept.executable, kept.program
     if not lives.table.replace(variant, lives.timed(variant, executable.replay), executable):
         return

@@ -14,7 +14,7 @@ from pygraph.runtime.critical import capturing
 from pygraph.runtime.region import Region, RegionOptions
 from tests.gpu.replays import assert_replays
 from tests.runtime.regions import copy_arguments, same_bits
-from tests.runtime.test_interrupts import LATER, Lines
+from tests.runtime.test_interrupts import LATER, Line, Lines
 
 
 def program(args: list[Any]) -> Any:
@@ -81,16 +81,14 @@ def problems(driver: Driver, lines: Lines) -> Iterator[str]:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_error_at_any_line_leaves_the_device_usable(driver: Driver, error: type[BaseException]) -> None:
-    met, region = Lines(), due_region(driver)
+    lines, region = Lines(), due_region(driver)
     for seed in (1, 2):
-        met.run(region, arguments(seed))
+        lines.run(region, arguments(seed))
     assert region.record.replays == 1, region.record
-    first = {line: number for number, line in reversed(list(enumerate(met.met)))}
-    wrong: dict[str, list[tuple[str, int]]] = {}
-    for number in sorted(first.values())[::9]:
-        lines = Lines(number, error)
-        for problem in problems(driver, lines):
-            wrong.setdefault(problem, []).append(lines.met[min(number, len(lines.met) - 1)])
+    wrong: dict[str, list[Line]] = {}
+    for line in list(lines.met)[::9]:
+        for problem in problems(driver, Lines(line, error)):
+            wrong.setdefault(problem, []).append(line)
     assert not wrong
 
 

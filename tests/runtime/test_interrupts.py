@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import linecache
 import os
 import random
@@ -16,11 +17,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -28,8 +29,10 @@ from torch.utils import _python_dispatch
 
 import pygraph.runtime
 from pygraph.compat import dispatch_mode_depth, dispatch_mode_flags
+from pygraph.runtime import life
 from pygraph.runtime.critical import capturing
 from pygraph.runtime.host import HostDriver
+from pygraph.runtime.life import Lives
 from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import FakeDriver, double
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
@@ -78,13 +81,17 @@ def region_of(fn: Callable[[list[Any]], Sequence[Any]], driver: HostDriver | Non
     return Region(fn, driver or HostDriver(), name="interrupted")
 
 
+Line: TypeAlias = tuple[str, int]
+"""A file, and a line in it."""
+
+
 @dataclass
 class Lines:
-    """A trace function that notes the lines that run, or raises ``error`` at the one with number ``target``."""
+    """A trace function that notes the lines that run, and raises ``error`` the first time that ``target`` does."""
 
-    target: int = -1
+    target: Line | None = None
     error: type[BaseException] = KeyboardInterrupt
-    met: list[tuple[str, int]] = field(default_factory=list)
+    met: dict[Line, None] = field(default_factory=dict)
     reached: bool = False
     left_out: tuple[str, ...] = UNDOING
 
@@ -94,9 +101,10 @@ class Lines:
         return self._line if watched else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
-        if event == "line" and not _undoes(frame, self.left_out):
-            self.met.append((frame.f_code.co_filename, frame.f_lineno))
-            if len(self.met) - 1 == self.target:
+        line = frame.f_code.co_filename, frame.f_lineno
+        if event == "line" and line not in self.met and not _undoes(frame, self.left_out):
+            self.met[line] = None
+            if line == self.target:
                 self.fail()
         return self._line
 
@@ -132,15 +140,14 @@ def due_region(call: RegionCall) -> Region:
     return region
 
 
-def numbers_of_lines(call: RegionCall, kind: type[Lines]) -> list[int]:
-    """The first time that each line runs, while a region is captured, compared, and then replayed."""
+def lines_met(call: RegionCall, kind: type[Lines]) -> list[Line]:
+    """The lines that run while a region is captured, compared, and then replayed."""
     lines = kind()
     region = due_region(call)
     for seed in range(2):
         lines.run(region, call.fresh(seed))
     assert (region.record.captures, region.record.replays) == (1, 1)
-    first = {line: number for number, line in reversed(list(enumerate(lines.met)))}
-    return sorted(first.values())
+    return list(lines.met)
 
 
 class Expected:
@@ -208,22 +215,25 @@ def attempts(call: RegionCall, run: Callable[[Region, list[Any]], Any], error: t
 
 
 def problems(
-    call: RegionCall, error: type[BaseException], step: int, kind: type[Lines] = Lines
+    call: RegionCall,
+    error: type[BaseException],
+    step: int,
+    kind: type[Lines] = Lines,
+    among: Container[Line] | None = None,
 ) -> dict[str, list[str]]:
-    """What is wrong after an ``error`` at every ``step``-th line, with those lines."""
+    """What is wrong after an ``error`` at every ``step``-th line (``among`` these), with those lines."""
     found: dict[str, list[str]] = {}
     torch.manual_seed(0)
     with torch.no_grad():
-        numbers = numbers_of_lines(call, kind)
-        assert len(numbers) > 400
-        for number in numbers[::step]:
-            lines = kind(number, error)
+        met = lines_met(call, kind)
+        assert len(met) > 400
+        for line in [each for each in met[::step] if among is None or each in among]:
+            lines = kind(line, error)
             wrong = list(attempts(call, lines.run, error))
-            if error is KeyboardInterrupt and len(lines.met) > number and not lines.reached:
+            if error is KeyboardInterrupt and line in lines.met and not lines.reached:
                 wrong.append("the interrupt did not reach the caller")
             for problem in wrong:
-                name, line = lines.met[min(number, len(lines.met) - 1)]
-                found.setdefault(problem, []).append(f"{Path(name).name}:{line}")
+                found.setdefault(problem, []).append(f"{Path(line[0]).name}:{line[1]}")
     return found
 
 
@@ -234,6 +244,12 @@ SOME, EVERY = 48, 1
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_error_at_any_line_leaves_nothing_behind(call: RegionCall, error: type[BaseException], step: int) -> None:
     assert problems(call, error, step) == {}
+
+
+def test_an_error_at_any_line_as_a_life_begins_or_ends_leaves_nothing_behind(call: RegionCall) -> None:
+    lines, first = inspect.getsourcelines(Lives.go_on)
+    among = {(life.__file__, first + number) for number in range(len(lines))}
+    assert problems(call, KeyboardInterrupt, EVERY, among=among) == {}
 
 
 def in_a_process(function: Callable[[], None]) -> None:
