@@ -30,10 +30,12 @@ from torch import distributed, nn
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
-SIDES = ("eager", "default", "reduce-overhead", "pygraph", "captured-collectives", "step", "step-captured-collectives")
+SIDES = ("eager", "default", "reduce-overhead", "pygraph", "eager-collectives", "step", "step-eager-collectives")
 """``step``: by ``pygraph.train_step``; for training."""
 COMPARED = 6
 """Calls that are compared with eager ones."""
+CHOOSING = 200
+"""Calls behind them: more than PyGraph takes turns in until it has chosen an order, and how collectives are sent."""
 PEAKS = ("first_allocated_mb", "allocated_mb", "reserved_mb")
 """Peaks of memory: of the calls that compile and capture, of those that are timed, and of what the allocator holds."""
 SECONDS = 150
@@ -64,8 +66,8 @@ class Side:
 
         if not self.name.startswith("step"):
             return step
-        captured = {"collectives": "captured"} if self.name != "step" else {}
-        return pygraph.train_step(step, options={"cache_dir": None, **captured}, fullgraph=self.one)
+        chosen = {"collectives": "eager"} if self.name != "step" else {}
+        return pygraph.train_step(step, options={"cache_dir": None, **chosen}, fullgraph=self.one)
 
 
 @dataclass(frozen=True)
@@ -415,7 +417,7 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
     expected.extend([] if expected else found)
     apart = [float((a - b).norm() / b.norm().clamp_min(1e-20)) for a, b in zip(found, expected, strict=True)]
     few = place.tiny or not cuda
-    for _ in range(4 if few else 100):
+    for _ in range(4 if few else CHOOSING):
         run()
     peaks = [torch.cuda.max_memory_allocated() if cuda else 0]
     if cuda:

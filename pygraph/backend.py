@@ -29,6 +29,7 @@ from pygraph.inductor.emitted import program_record
 from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
 from pygraph.logs import configure, step
+from pygraph.program.recording import is_functional_collective
 from pygraph.report.model import GraphReport, RegionReport, open_report
 from pygraph.runtime.contract import Driver, make_driver, start_build
 from pygraph.runtime.native_build import waiting_for_builds
@@ -505,7 +506,7 @@ def _driver(facts: Facts, report: GraphReport, settings: Settings) -> Driver | N
         _warn_once(f"nothing is captured on {report.device}: {error}")
         driver, why = None, str(error)
     if driver is not None:
-        waits = settings.strict or settings.collectives == "captured"  # ranks have to capture at the same call
+        waits = settings.strict or _votes(facts, driver, settings)
         with waiting_for_builds() if waits else contextlib.nullcontext():
             refusal = driver.unready()
         if refusal is not None and settings.strict:
@@ -514,6 +515,13 @@ def _driver(facts: Facts, report: GraphReport, settings: Settings) -> Driver | N
         for region in wanted:
             region.wrapped, region.reason = False, why
     return driver
+
+
+def _votes(facts: Facts, driver: Driver, settings: Settings) -> bool:
+    """True if ranks may vote on captured collectives, for which they have to capture at the same call."""
+    called = (name for known in facts.regions for name in known.eager)
+    wanted = settings.collectives == "measured" and any(map(is_functional_collective, called))
+    return wanted and driver.no_collectives() is None
 
 
 @functools.cache

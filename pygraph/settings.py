@@ -46,8 +46,8 @@ class Settings:
             that they depend on; ``measured``, the one of both that real calls find faster
         order_memory: the part of its peak of memory that a replay by dependences may take on top, besides 32 MiB; the
             option ``memory`` of the default pass ``order``
-        collectives: ``eager``: each replay calls them; ``captured``: they are captured with what is around them, once
-            all ranks agree and have compared such a replay
+        collectives: ``eager``: each replay calls them; ``measured``: they are captured with what is around them, where
+            all ranks can, and each has found that right and no slower
         cache_dir: folder of native libraries and of decisions on orders, for later processes; with None, no
             decision is kept, and libraries are where they are by default
         inductor: patches to Inductor's configuration for this compilation
@@ -141,7 +141,7 @@ _KINDS = {
     "ledger": "true or false",
     "order": "'measured', 'program' or 'dependences'",
     "order_memory": "a number of at least 0",
-    "collectives": "'eager' or 'captured'",
+    "collectives": "'eager' or 'measured'",
     "cache_dir": "a path",
     "inductor": "a mapping of Inductor's options",
 }
@@ -187,7 +187,7 @@ def _checked(option: str, name: str, value: Any) -> Any:
             return value
         case "order", "measured" | "program" | "dependences":
             return value
-        case "collectives", "eager" | "captured":
+        case "collectives", "eager" | "measured":
             return value
         case "dump_dir" | "cache_dir", None | str() | os.PathLike():
             return (os.fspath(value) or None) if value is not None else None

@@ -183,7 +183,8 @@ def what_was_captured() -> dict[str, Any]:
     for region in (region for report in reports for region in report.regions):
         record = region.record
         orders = map(asdict, record.orders if record is not None else ())
-        regions.append({"state": region.state, "why": region.why, "orders": list(orders)})
+        notes = list(record.notes if record is not None else ())
+        regions.append({"state": region.state, "why": region.why, "orders": list(orders), "notes": notes})
     coverage = {"share": summary.coverage, "captures": summary.captures, "replays": summary.replays}
     return {"coverage": coverage, "regions": regions, "given_up": [r.error for r in reports if r.error is not None]}
 

@@ -9,6 +9,8 @@ What is certain before the last round ends it. Where the caller's loop takes lon
 waits for each result, the loop has the last word: an order that makes it slower, from one call to the next, is not
 chosen, however fast the device is. The decision is kept on disk for later processes. Nothing here makes a
 call, and no call runs twice.
+
+Ranks that have to replay alike decide together (``JointContest``): on an order, and on captured collectives.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from pygraph.runtime.identity import machine
 from pygraph.runtime.tensors import bits
 from pygraph.version import __version__
 
-__all__ = ["DEPENDENCES", "PATIENCE", "PROGRAM", "Contest", "Decision", "kept_path", "read"]
+__all__ = ["DEPENDENCES", "MARGIN", "PATIENCE", "PROGRAM", "Contest", "Decision", "JointContest", "kept_path", "read"]
 
 _log = logging.getLogger("pygraph.runtime")
 
@@ -83,10 +85,11 @@ class Decision:
 
 
 class _Rounds:
-    """Medians of rounds, and what they say. ``path`` is the file that the decision goes to, if it is kept."""
+    """Medians of rounds, and what they say. ``path`` is the file that the decision goes to, if it is kept; ``margin``
+    the fraction by which the other order has to be faster."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, margin: float) -> None:
+        self.path, self._margin = path, margin
         self.times: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self.loops: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         """Seconds from a call in each order to the next call."""
@@ -99,10 +102,10 @@ class _Rounds:
 
     def judge(self, calls: int) -> Decision | None:
         """A decision once they say something; ``calls`` were timed."""
-        won = [other < (1 - MARGIN) * program for program, other in zip(*self.times.values(), strict=False)]
+        won = [other < (1 - self._margin) * program for program, other in zip(*self.times.values(), strict=False)]
         if won.count(False) > _LOSSES:
             return self.decide(PROGRAM, calls)
-        return self.decide(DEPENDENCES, calls) if won.count(True) == ROUNDS - _LOSSES else None
+        return self.decide(DEPENDENCES, calls) if won.count(True) >= ROUNDS - _LOSSES else None
 
     def decide(self, order: str, calls: int) -> Decision | None:
         """The decision, for whoever comes first."""
@@ -144,20 +147,18 @@ _PLAN = tuple(_plan())
 
 class Contest:
     """Times one variant in two orders of its launches, as its calls come in: from several threads at once, of which one
-    at a time is timed. ``args`` is the call that was captured. Ranks that have to replay in one order ``agree``: each
-    call is the same order's turn on all of them, and behind the last turn each says whether it has found the other
-    order faster, and is told whether all have."""
+    at a time is timed. ``args`` is the call that was captured."""
 
     def __init__(
         self,
         driver: Driver,
         args: Sequence[Any],
         path: Path | None,
-        agree: Callable[[bool], bool] | None = None,
         clock: Callable[[], float] = perf_counter,
+        margin: float = MARGIN,
     ) -> None:
-        self._driver, self._device, self._agree, self._clock = driver, _device(args), agree, clock
-        self._rounds = _Rounds(path)
+        self._driver, self._device, self._clock = driver, _device(args), clock
+        self._rounds = _Rounds(path, margin)
         self._under_way: deque[_Turn] = deque()
         self._calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self._vain = 0
@@ -168,9 +169,7 @@ class Contest:
     def enter(self) -> _Turn | None:
         """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
         and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
-        last, self._last, now = self._last, None, self._clock()
-        if last is not None:
-            self._rounds.loops[last.order].append(now - last.began)
+        now = self._begun()
         order = None if self._vain >= PATIENCE else self._next()
         timer = None if order is None else self._driver.timer(self._device)
         if order is None or timer is None:
@@ -178,13 +177,18 @@ class Contest:
         self._vain += 1
         return _Turn(order, timer, now)
 
+    def _begun(self) -> float:
+        """The time at which a call begins, and the caller's loop has come round, if the last call was timed."""
+        last, self._last, now = self._last, None, self._clock()
+        if last is not None:
+            self._rounds.loops[last.order].append(now - last.began)
+        return now
+
     def leave(self, turn: _Turn | None) -> Decision | None:
         """A call of ``turn`` was submitted. Returns the decision, at the end of the call that finds it."""
         self._vain, self._last = 0, turn
         if turn is not None:
             turn.timer.stop()
-        if self._agree is not None:
-            return None if turn is None else self._leave_in_step(turn, self._agree)
         if not self._leaving.acquire(blocking=False):
             return None
         try:
@@ -200,18 +204,6 @@ class Contest:
             return None
         finally:
             self._leaving.release()
-
-    def _leave_in_step(self, turn: _Turn, agree: Callable[[bool], bool]) -> Decision | None:
-        self._under_way.append(turn)
-        if len(self._under_way) < len(_PLAN):
-            return None
-        self._driver.synchronise(self._device)
-        found: Decision | None = None
-        while self._under_way and (seconds := self._under_way[0].timer.seconds()) is not None:
-            found = self._took(self._under_way.popleft().order, seconds) or found
-        faster = found is not None and found.order == DEPENDENCES
-        decision = found or self._rounds.decide(PROGRAM, self._timed)
-        return decision and dataclasses.replace(decision, order=DEPENDENCES if agree(faster) else PROGRAM)
 
     def keep(self, decision: Decision) -> None:
         """Keep ``decision`` for other processes."""
@@ -238,6 +230,70 @@ class Contest:
             return None
         times.append(median(calls[-TURNS:]))
         return self._rounds.judge(self._timed) if len(times) == self._rounds.whole else None
+
+
+class _Untimed:
+    """The timer of a call that nothing can time."""
+
+    def stop(self) -> None:
+        pass
+
+    def seconds(self) -> None:
+        return None
+
+
+class JointContest(Contest):
+    """Times one variant on all ranks of a process group at once: as it was replayed before (PROGRAM), and as its rival
+    is (DEPENDENCES). A collective that one rank replays in another way than the others may hang, so whose turn it is
+    depends on the number of the call alone: a rank that has missed a call is in step again at the next.
+
+    Args:
+        place: how many calls of the region came between the one that began this, and the one that is under way
+        agree: is told, behind the last turn, which calls were timed, if the rival has won here (None: it has not), and
+            returns whether that is so on all ranks, for the same calls
+    """
+
+    TURNS = len(_PLAN)
+    """Calls after which ranks decide."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        args: Sequence[Any],
+        place: Callable[[], int],
+        agree: Callable[[str | None], bool],
+        clock: Callable[[], float] = perf_counter,
+        margin: float = MARGIN,
+    ) -> None:
+        super().__init__(driver, args, None, clock, margin)
+        self._place, self._agree = place, agree
+        self._timed_calls: list[int] = []
+
+    def enter(self) -> _Turn | None:
+        now, place = self._begun(), self._place()
+        if place >= self.TURNS:
+            return None
+        return _Turn(_PLAN[place], self._driver.timer(self._device) or _Untimed(), now)
+
+    def leave(self, turn: _Turn | None) -> Decision | None:
+        self._last = turn
+        if turn is not None:
+            turn.timer.stop()
+            self._under_way.append(turn)
+            self._timed_calls.append(self._place())
+        if self._place() < self.TURNS - 1 or not self._leaving.acquire(blocking=False):
+            return None
+        self._driver.synchronise(self._device)
+        found: Decision | None = None
+        while self._under_way:
+            turn = self._under_way.popleft()
+            seconds = turn.timer.seconds()
+            if seconds is not None:
+                found = self._took(turn.order, seconds) or found
+        decision = found or self._rounds.decide(PROGRAM, self._timed)
+        assert decision is not None
+        won = self._agree(str(self._timed_calls) if decision.order == DEPENDENCES else None)
+        return dataclasses.replace(decision, order=DEPENDENCES if won else PROGRAM)
 
 
 def _device(args: Sequence[Any]) -> torch.device | None:

@@ -99,6 +99,9 @@ class Driver(Protocol):
         """Why nothing can be captured yet, such as a native library that is being built; None once everything is there.
         Waits for what is being built only within ``waiting_for_builds``. Everything else below waits for it."""
 
+    def no_collectives(self) -> Refusal | None:
+        """Why no capture holds functional collectives, so that replays call them; None where one may."""
+
     def capture(
         self,
         fn: Callable[[list[Any]], Sequence[Any]],

@@ -28,7 +28,7 @@ import torch
 from pygraph.errors import ReplayError
 from pygraph.program.default import longest_path
 from pygraph.program.program import Program
-from pygraph.program.recording import Origin
+from pygraph.program.recording import Origin, is_functional_collective
 from pygraph.program.steps import timeline
 from pygraph.runtime import live
 from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify
@@ -207,14 +207,14 @@ class Lives:
             self._keep_order(variant, rival)
             self._answer(call)
             return
-        contest = Contest(self.subject.driver, call.args, self._kept_path(call.args), clock=self.subject.clock)
+        contest = Contest(self.subject.driver, call.args, self._kept_path(call.args), self.subject.clock)
         refusal = self.compare(variant, rival, call).refusal
         if refusal is not None:
             rival.executable.close()
             self._keep_order(variant, refusal)
             return
         self.record.timeline = timeline(rival.program)
-        self.begin_contest(variant, contest, rival.executable)
+        self.begin_contest(variant, contest, rival.executable, self.order_chosen)
 
     def _capture_first(self, variant: Variant, call: Call) -> Captured | None:
         """Capture, compare, and replay from now on; None where that was refused."""
@@ -484,8 +484,9 @@ class Lives:
         return asked and variant.order is None
 
     def _known_order(self, variant: Variant, args: list[Any]) -> Decision | None:
-        """What an earlier process decided for calls like this; ``variant`` is captured in that order then."""
-        if not self._measures(variant) or self.subject.options.collectives == "captured":
+        """What an earlier process decided for calls like this; ``variant`` is captured in that order then. It says
+        nothing of collectives that are captured."""
+        if not self._measures(variant) or (self._may_vote and any(map(is_functional_collective, self._eager))):
             return None
         path = self._kept_path(args)
         known = None if path is None else read(path)
@@ -514,8 +515,11 @@ class Lives:
             self.note(why)
         self.record.contests = self.table.contests
 
-    def begin_contest(self, variant: Variant, contest: Contest, rival: Executable) -> None:
-        """Replay ``variant`` in two orders, in turns, until ``contest`` has decided."""
+    def begin_contest(
+        self, variant: Variant, contest: Contest, rival: Executable, chosen: Callable[[Variant, Decision], None]
+    ) -> bool:
+        """Replay ``variant`` as before and by ``rival``, in turns, until ``contest`` has decided; tell ``chosen``.
+        Returns whether that has begun: another thread may have freed ``variant``."""
         serial = next(iter(variant.held), rival)
 
         def contested(args: list[Any]) -> Sequence[Any] | None:
@@ -530,31 +534,47 @@ class Lives:
                 self._queued = 0
                 decision = contest.leave(turn)
                 if decision is not None:
-                    self._choose(variant, decision, rival if decision.order == DEPENDENCES else serial)
+                    winner = rival if decision.order == DEPENDENCES else serial
+                    variant.contest = None
+                    if self.table.replace(variant, self.timed(variant, winner.replay), winner):
+                        chosen(variant, decision)
                     contest.keep(decision)
+                    self.record.contests = self.table.contests
+                    self.prefer(variant)
             return outputs
 
         variant.contest = contest
-        if not self.table.replace(variant, self.timed(variant, contested), serial, rival):
-            rival.close()
+        if self.table.replace(variant, self.timed(variant, contested), serial, rival):
+            return True
+        rival.close()
+        return False
 
-    def _choose(self, variant: Variant, decision: Decision, chosen: Executable) -> None:
-        """Replay ``variant`` in one of its two orders from now on."""
+    def order_chosen(self, variant: Variant, decision: Decision) -> None:
+        """``variant`` is replayed in one of its two orders from now on."""
         self.record.orders.append(decision)
-        variant.order, variant.contest = decision.order, None
-        self.table.replace(variant, self.timed(variant, chosen.replay), chosen)
-        self.record.contests = self.table.contests
-        self.prefer(variant)
+        variant.order = decision.order
 
     # -- votes of ranks ------------------------------------------------------------------------------------------------
+
+    @property
+    def _may_vote(self) -> bool:
+        """True if this rank may capture collectives."""
+        return self._wants_votes and self.subject.driver.no_collectives() is None
+
+    @property
+    def _wants_votes(self) -> bool:
+        return self.subject.options.collectives == "measured" and not self.subject.options.verify_every
 
     def _voted_on(self, program: Program) -> tuple[str, str] | None:
         """The group of the collectives of ``program``, and what its ranks say of them, where they may vote on these now
         or later: another order of launches waits for that, since where all is captured it takes other times."""
-        options, open_to_votes = self.subject.options, self.record.captures == 0 or self.ballot is not None
-        if options.collectives != "captured" or options.verify_every or not open_to_votes:
+        open_to_votes = self.record.captures == 0 or self.ballot is not None
+        found = collectives_of(program) if self._wants_votes and open_to_votes else None
+        refusal = None if found is None else self.subject.driver.no_collectives()
+        if refusal is not None:
+            self.add_notes(f"collectives are called by each replay: {refusal.detail}")
             return None
-        return collectives_of(program)
+        return found
 
     def _open_votes(self, variant: Variant, group: str, sends: str) -> None:
         if self.record.captures == 0:  # later, they may have decided already

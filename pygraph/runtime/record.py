@@ -27,7 +27,8 @@ class RegionOptions:
     uncaptured run, which answers the call (0: none). ``ledger``: a capture must pay. ``cache_dir``: where decisions are
     kept, if at all. ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as real calls
     decide, ``measured``. ``launch_passes`` make the program that is replayed of the captured one.
-    ``collectives``: replays call them (``eager``), or they are ``captured`` once all ranks agree.
+    ``collectives``: replays call them (``eager``), or they are captured where all ranks agree, and have ``measured``
+    that to be no slower.
     """
 
     capture_after: int = 2

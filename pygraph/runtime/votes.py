@@ -4,11 +4,12 @@ NCCL wants a collective to be captured by all of its ranks or by none. So each r
 it is about to replay, and reads what the others say. Every rank reads the same recorded result: the first that has read
 all, or has waited for SECONDS, decides for everybody.
 
-    calls 1 to 3   as without votes: the second is captured, and replays call collectives
-    call 4         vote: all ranks capture collectives too, replay, and compare with an uncaptured run; used if each was
-                   right
-    call 8         vote: the same in another order of launches; if it was right, 80 calls are timed, the same order's
-                   turn on all ranks, and a last question decides
+    calls 1 to 3     as without votes: the second is captured, and replays call collectives
+    call 4           vote: all ranks capture collectives too, replay, and compare with an uncaptured run
+    calls 5 to 84    if each was right, calls are timed, with captured collectives in turn on all ranks alike; a
+                     question decides: they are used if each rank has measured them no slower
+    call 85          vote: the same in another order of launches; if it was right, 80 more calls are timed, and a last
+                     question decides
 
 ``joint`` is this life of one variant as a generator: each ``yield`` waits for a vote at one of its calls.
 """
@@ -27,18 +28,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
-from pygraph.compat import before_shutdown, resolve_process_group
+from pygraph.compat import absent, before_shutdown, resolve_process_group
 from pygraph.program.program import Program
 from pygraph.program.recording import is_functional_collective
 from pygraph.program.steps import timeline
 from pygraph.runtime.answers import in_flight
-from pygraph.runtime.contest import DEPENDENCES, Contest
+from pygraph.runtime.contest import DEPENDENCES, MARGIN, Decision, JointContest
 from pygraph.runtime.contract import Executable
 from pygraph.runtime.critical import capturing_turn
 from pygraph.runtime.discover import Captured
 from pygraph.runtime.events import counts
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.variants import Call, Variant, is_alive
+from pygraph.runtime.variants import Call, Life, Variant, is_alive
 
 if TYPE_CHECKING:
     from pygraph.runtime.life import Lives
@@ -48,8 +49,8 @@ __all__ = ["VOTES", "Ballot", "Outcome", "Vote", "collectives_of", "hold", "join
 VOTES = (4, 8, 16, 32, 64)
 """Calls of a region at which its ranks vote. A program that communicates is called by all of them in step."""
 
-AGREED = "collectives are captured, as all ranks agreed"
-"""A note on a region once votes have ended so."""
+AGREED = "all ranks have captured the collectives, and compared"
+"""A note on a region, until times have decided and behind that."""
 
 TOLERATED = "non-deterministic: compared within a tolerance"
 """A note on a region whose results vary by themselves."""
@@ -84,16 +85,18 @@ class Outcome(str, Enum):
 @dataclass(slots=True)
 class Ballot:
     """The votes of a region, which goes by the same ``name`` on each rank of the process group ``group``, and is the
-    ``number``-th of this name there. ``held`` counts votes: each is held once, and has one outcome for ever."""
+    ``number``-th of this name there. ``held`` counts votes: each is held once, and has one outcome for ever. None is
+    held at the calls up to ``busy``, which are timed."""
 
     name: str
     group: str
     number: int = 0
     held: int = 0
+    busy: int = 0
 
     def due(self, call: int) -> bool:
         """Whether ranks vote at a call of the region, by its number."""
-        return not self.over and call >= VOTES[self.held]
+        return not self.over and call >= VOTES[self.held] and call > self.busy
 
     @property
     def over(self) -> bool:
@@ -111,7 +114,7 @@ class Ballot:
     @contextlib.contextmanager
     def vote(self, call: int) -> Iterator[Vote]:
         """The vote at a call of the region, by its number. A rank that leaves it without an answer has said no."""
-        vote = Vote(self, self.place(call))
+        vote = Vote(self, call, self.place(call))
         try:
             yield vote
         finally:
@@ -154,10 +157,10 @@ class Ballot:
 
 
 class Vote:
-    """One vote: whether all replay this call, and then, whether all were right."""
+    """One vote, at a ``call`` of the region: whether all replay it, and then, whether all were right."""
 
-    def __init__(self, ballot: Ballot, place: str) -> None:
-        self._ballot, self._place = ballot, place
+    def __init__(self, ballot: Ballot, call: int, place: str) -> None:
+        self._ballot, self.call, self._place = ballot, call, place
         self._number = ballot.held
         self.outcome: Outcome | None = None
         """What ranks decided on replaying, once this one has asked."""
@@ -174,9 +177,10 @@ class Vote:
         self._used = True
         return self._ballot.decide("use", "right" if right else None) is Outcome.YES
 
-    def faster(self, faster: bool) -> bool:
-        """Ask, once all have timed it, whether another order was faster on all."""
-        return self._ballot.decide(f"order {self._number}", "faster" if faster else None) is Outcome.YES
+    def won(self, calls: str | None) -> bool:
+        """Ask, once all have timed it, whether what they agreed on has won on all, in the same ``calls``; None: here it
+        has not. A rank whose sizes change by themselves has timed other calls."""
+        return self._ballot.decide(f"times {self._number}", calls) is Outcome.YES
 
     def end(self) -> None:
         """Say no to what was not answered: others wait for it."""
@@ -219,7 +223,7 @@ def collectives_of(program: Program) -> tuple[str, str] | None:
     be under way when a replay begins or ends."""
     calls = [launch for launch in program.calls if is_functional_collective(launch.name)]
     groups = {launch.eager.group for launch in calls if launch.eager is not None and launch.eager.group is not None}
-    if len(groups) != 1 or any(in_flight(program)):
+    if len(groups) != 1 or any(in_flight(program)) or absent(resolve_process_group):
         return None
     group = groups.pop()
     try:
@@ -262,25 +266,57 @@ def joint(lives: Lives, ballot: Ballot, variant: Variant, sends: str) -> Generat
     kept: Captured | None = None
     while kept is None:
         vote, call = yield
+        contest = _contest(lives, vote, call, -MARGIN)
         kept = _capture(lives, ballot, variant, vote, call, sends, lives.order_of(variant))
         if kept is None and vote.outcome is Outcome.YES:
             return  # a replay was wrong, on this rank or another
-    tries_orders, variant.life, variant.shared = is_alive(variant.life), None, True
-    executable, program = kept.executable, kept.program
-    if not lives.table.replace(variant, lives.timed(variant, executable.replay), executable):
+    ballot.busy = vote.call + JointContest.TURNS
+    waiting = variant.life if is_alive(variant.life) else None
+    variant.life, variant.shared = None, True
+    executable = kept.executable
+    begun = lives.begin_contest(variant, contest, executable, partial(_chosen, lives, kept.program, waiting))
+    lives.add_notes(*[AGREED] * begun)
+    if waiting is None or not begun:
         return
-    lives.tell(variant, program)
-    lives.add_notes(AGREED)
-    del kept, program  # what waits holds nothing of a capture
-    if not tries_orders:
-        return
+    del kept, contest, waiting  # what waits holds nothing of a capture
 
     vote, call = yield
-    contest = Contest(lives.subject.driver, call.args, None, vote.faster, lives.subject.clock)
+    if variant.held != (executable,):
+        return
+    contest = _contest(lives, vote, call, MARGIN)
     kept = _capture(lives, ballot, variant, vote, call, sends, DEPENDENCES, executable)
     if kept is not None:
         lives.record.timeline = timeline(kept.program)
-        lives.begin_contest(variant, contest, kept.executable)
+        lives.begin_contest(variant, contest, kept.executable, lives.order_chosen)
+
+
+def _contest(lives: Lives, vote: Vote, call: Call, margin: float) -> JointContest:
+    """Times the calls behind ``call``."""
+    record, subject = lives.record, lives.subject
+
+    def place() -> int:
+        return record.replays + record.uncaptured - vote.call
+
+    return JointContest(subject.driver, call.args, place, vote.won, subject.clock, margin)
+
+
+def _chosen(
+    lives: Lives,
+    program: Program,
+    waiting: Life | None,
+    variant: Variant,
+    decision: Decision,
+) -> None:
+    """Times have decided on the captured collectives of ``program``. Where replays go on calling them, the life that
+    was ``waiting`` does, too."""
+    captured = decision.order == DEPENDENCES
+    if captured:
+        lives.tell(variant, program)
+    else:
+        variant.life, variant.shared, variant.joint = waiting, False, None
+    times = f"{decision.dependences_us:,.1f} captured, {decision.program_us:,.1f} called"
+    verdict = "captured" if captured else "called by each replay, as not all ranks have measured captured ones as fast"
+    lives.add_notes(f"collectives are {verdict}: µs of the device per call: {times} ({decision.calls} calls)")
 
 
 def _capture_joint(

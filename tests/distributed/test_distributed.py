@@ -15,6 +15,9 @@ PROGRAMS = tuple(name for name, run in CHECKS.items() if run.__module__ == progr
 OFTEN = {
     # ranks that vote on capturing collectives
     "all_agree",
+    "one_rank_measured_it_slower",
+    "one_rank_runs_other_sizes_while_it_measures",
+    "all_ranks_run_other_sizes_while_they_measure",
     "each_rank_captures_in_an_order_of_its_own",
     "one_rank_tries_no_other_order",
     "one_rank_cannot_capture",

@@ -1,12 +1,14 @@
 """Ranks that vote on capturing collectives: what they decide, they decide alike, and results stay those of eager.
 
-On the host a replay calls collectives in any case: what is tested there is who votes for what, and what follows.
+On the host a replay calls collectives in any case: what is tested there is who votes for what, and what follows. Each
+call takes as long as any other, by a clock of the tests, but where one says otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -17,18 +19,47 @@ from torch.distributed import _functional_collectives as functional
 import pygraph
 from pygraph.errors import ReplayError
 from pygraph.runtime import compare, life, region, votes
+from pygraph.runtime.contest import JointContest
 from pygraph.runtime.cuda import executable
+from pygraph.runtime.cuda.driver import CudaDriver
 from pygraph.runtime.host.driver import HostDriver
 from pygraph.runtime.votes import Ballot, Outcome
-from tests.distributed.checks import check, compiled, fork, group, host_only, regions, sent, tensor
+from tests.distributed import checks
+from tests.distributed.checks import compiled, fork, group, host_only, regions, sent, tensor
 from tests.distributed.processes import Rank
 
-CALLS = 70
-"""More than ranks vote at."""
-AGREED = "collectives are captured, as all ranks agreed"
+CALLS = 90
+"""More than ranks vote at, and time."""
+AGREED = "all ranks have captured the collectives, and compared"
+CAPTURED = "collectives are captured: "
+SLOWER = "collectives are called by each replay, as not all ranks have measured captured ones as fast: "
 LATE = "collectives are called by each replay: a rank did not vote on capturing them"
 TOLERATED = "non-deterministic: compared within a tolerance"
 NEVER = "collectives are called by each replay: ranks did not agree to capture them"
+
+
+class Clock:
+    """Times a call: so many seconds."""
+
+    took = 1.0
+
+    def stop(self) -> None:
+        pass
+
+    def seconds(self) -> float:
+        return self.took
+
+
+def check(run: Callable[[Rank], None]) -> Callable[[Rank], None]:
+    """Decorator: adds it to the checks. Collectives may be captured, and all calls take as long."""
+
+    @functools.wraps(run)
+    def made(rank: Rank) -> None:
+        parts = {"timer": lambda *_: Clock(), "no_collectives": lambda _: None}
+        with mock.patch.multiple(HostDriver, **parts), mock.patch.object(CudaDriver, "timer", parts["timer"]):
+            run(rank)
+
+    return checks.check(made)
 
 
 def layer(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +70,7 @@ def layer(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def run(rank: Rank, **options: Any) -> list[int]:
     """Calls that have to be right, and how many collectives each sent."""
-    ours = compiled(layer, collectives="captured", **options)
+    ours = compiled(layer, collectives="measured", **options)
     counts = []
     for call in range(CALLS):
         did = []
@@ -84,8 +115,9 @@ def all_agree(rank: Rank) -> None:
 
     with mock.patch.object(executable, "drop_superseded", counted):
         counts = run(rank)
-    assert record().notes.count(AGREED) == 1
-    assert NEVER not in record().notes
+    agreed, captured = record().notes
+    assert agreed == AGREED
+    assert captured.startswith(CAPTURED)
     assert record().captures == 2
     sends(rank, counts, [2, 2, 2, 4, *[2] * (CALLS - 4)])  # the fourth call is a replay and an uncaptured run
     if rank.device == "cuda":
@@ -95,10 +127,83 @@ def all_agree(rank: Rank) -> None:
 
 
 @check
+def one_rank_measured_it_slower(rank: Rank) -> None:
+    """All go on calling collectives. Whose turn it is, all know alike."""
+    turns = list[str | None]()
+    real = JointContest.enter
+
+    def slower(self: JointContest) -> Any:
+        turn = real(self)
+        if turn is not None:
+            turns.append(turn.order)
+            turn.timer.took = 1.0 + 0.1 * (rank.number == 1 and turn.order == "dependences")  # type: ignore[attr-defined]
+        return turn
+
+    with mock.patch.object(JointContest, "enter", slower):
+        counts = run(rank)
+    agreed, slow = record().notes
+    assert (agreed, record().captures) == (AGREED, 1)
+    assert slow.startswith(SLOWER)
+    sends(rank, counts, [2, 2, 2, 4, *[2] * (CALLS - 4)])
+    everyones: list[Any] = [None] * rank.size
+    torch.distributed.all_gather_object(everyones, turns)
+    assert len(turns) == JointContest.TURNS
+    assert everyones == [turns] * rank.size
+
+
+@check
+def one_rank_does_not_say_what_it_measured(rank: Rank) -> None:
+    """It has left: the others wait for it once, and go on calling collectives."""
+    real = Ballot.decide
+
+    def silent(self: Ballot, question: str, answer: str | None) -> Outcome:
+        return Outcome.LATE if question.startswith("times") and rank.number == 1 else real(self, question, answer)
+
+    with mock.patch.object(votes, "SECONDS", 1.0), mock.patch.object(Ballot, "decide", silent):
+        counts = run(rank)
+    assert record().notes[-1].startswith(SLOWER)
+    sends(rank, counts, [2, 2, 2, 4, *[2] * (CALLS - 4)])
+
+
+@host_only
+@check
+def one_rank_runs_other_sizes_while_it_measures(rank: Rank) -> None:
+    """It is in step again behind that, and timed other calls: all go on calling collectives."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x - 1) + functional.all_reduce(torch.relu(x).sum(0) % 7, "sum", group())
+
+    ours = compiled(fn, dynamic=True, collectives="measured")
+    for call in range(CALLS):
+        x = tensor(rank, call, rows=5 if rank.number == 1 and call in {40, 41, 60} else 3)
+        before = sent()
+        assert torch.equal(ours(x), fn(x)), call
+        assert rank.device != "cpu" or sent() - before == (3 if call == 3 else 2), call
+    everyones: list[Any] = [None] * rank.size
+    torch.distributed.all_gather_object(everyones, [note.partition(":")[0] for note in record().notes])
+    assert everyones == [everyones[0]] * rank.size
+    assert record().notes[-1].startswith(SLOWER)
+
+
+@check
+def all_ranks_run_other_sizes_while_they_measure(rank: Rank) -> None:
+    """They have timed the same calls."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x - 1) + functional.all_reduce(torch.relu(x).sum(0) % 7, "sum", group())
+
+    ours = compiled(fn, dynamic=True, collectives="measured")
+    for call in range(CALLS):
+        x = tensor(rank, call, rows=5 if call in {40, 41, 60} else 3)
+        assert torch.equal(ours(x), fn(x)), call
+    assert record().notes[-1].startswith(CAPTURED)
+
+
+@check
 def each_rank_captures_in_an_order_of_its_own(rank: Rank) -> None:
     """Launches of one rank run side by side; collectives come in turn on both."""
-    ours = compiled(fork, collectives="captured", order="program" if rank.number else "dependences")
-    for call in range(20):
+    ours = compiled(fork, collectives="measured", order="program" if rank.number else "dependences")
+    for call in range(CALLS):
         x = tensor(rank, call)
         assert torch.equal(ours(x), fork(x)), call
     assert (record().captures, record().notes.count(AGREED)) == (2, 1)
@@ -110,8 +215,8 @@ def each_rank_captures_in_an_order_of_its_own(rank: Rank) -> None:
 @check
 def calls_choose_the_order_of_captured_collectives(rank: Rank) -> None:
     """Between two captures that all ranks have compared. Where nothing is parallel, there is nothing to choose."""
-    ours = compiled(fork, collectives="captured", order="measured", ledger=True, cache_dir=None)
-    for call in range(CALLS + 40):  # 80 of them in turns
+    ours = compiled(fork, collectives="measured", order="measured", ledger=True, cache_dir=None)
+    for call in range(2 * CALLS):  # 160 of them in turns
         x = tensor(rank, call)
         assert torch.equal(ours(x), fork(x)), call
         assert (AGREED in record().notes) == (call >= 3), call
@@ -129,9 +234,9 @@ def one_rank_tries_no_other_order(rank: Rank) -> None:
         pygraph.reset()
         torch._dynamo.reset()
         order = "program" if rank.number == number else "measured"
-        ours = compiled(fork, collectives="captured", order=order, ledger=True, cache_dir=None)
+        ours = compiled(fork, collectives="measured", order=order, ledger=True, cache_dir=None)
         done = []
-        for call in range(20):
+        for call in range(CALLS + 10):
             before = record().replays if done else 0
             x = tensor(rank, call)
             assert torch.equal(ours(x), fork(x)), call
@@ -140,10 +245,10 @@ def one_rank_tries_no_other_order(rank: Rank) -> None:
 
     start = ["uncaptured", "uncaptured", "replay", "uncaptured"]  # the last one is the first vote
     with mock.patch.object(HostDriver, "parallel", True):
-        assert once(1) == [*start, *["replay"] * 16]
+        assert once(1) == [*start, *["replay"] * (CALLS + 6)]
         assert AGREED in record().notes
         assert ("ranks-differ" in record().refusals) == (rank.number != 1)
-        assert once(-1) == [*start, *["replay"] * 3, "uncaptured", *["replay"] * 12]
+        assert once(-1) == [*start, *["replay"] * JointContest.TURNS, "uncaptured", *["replay"] * 15]
         assert record().timeline
 
 
@@ -238,7 +343,7 @@ def results_that_vary_are_held_against_more_runs(rank: Rank) -> None:
     for agree, changed in ((True, {"_replay": near}), (False, {"_replay": far}), (False, {"replay_prepared": refused})):
         pygraph.reset()
         torch._dynamo.reset()
-        ours, counts = compiled(fn, collectives="captured"), []
+        ours, counts = compiled(fn, collectives="measured"), []
         trial = mock.patch.multiple(compare._Trial, __init__=varies, **changed)
         with trial if rank.number else contextlib.nullcontext():
             for call in range(6):
@@ -259,7 +364,7 @@ def one_ranks_results_vary(rank: Rank) -> None:
         y = functional.all_reduce(x % 5, "sum", group())
         return torch.relu(y + 1 + (torch.kthvalue(y, 2, 1, keepdim=True).values if rank.number else y.amax()))
 
-    ours, counts = compiled(fn, collectives="captured"), []
+    ours, counts = compiled(fn, collectives="measured"), []
     for call in range(6):
         x, before = tensor(rank, call), sent()
         assert torch.equal(ours(x), fn(x))
@@ -279,7 +384,7 @@ def one_rank_never_votes(rank: Rank) -> None:
         return real(self, question, answer)
 
     with mock.patch.object(votes, "SECONDS", 1.0), mock.patch.object(Ballot, "decide", counted):
-        ours = {"collectives": "captured"} if rank.number == 0 else {"collectives": "eager"}
+        ours = {"collectives": "measured"} if rank.number == 0 else {"collectives": "eager"}
         fn = compiled(layer, **ours)
         for call in range(CALLS):
             cache, x = tensor(rank, call + 1), tensor(rank, call)
@@ -297,7 +402,7 @@ def ranks_send_other_sizes_of_work(rank: Rank) -> None:
         total = functional.all_reduce(torch.relu(x).sum(0) % 7, "sum", group())
         return torch.relu(x - 1) + total
 
-    ours = compiled(fn, collectives="captured")
+    ours = compiled(fn, collectives="measured")
     for call in range(CALLS):
         x = tensor(rank, call, rows=3 + rank.number)
         assert torch.equal(ours(x), fn(x))
@@ -312,7 +417,7 @@ def several_groups_stay_eager(rank: Rank) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(functional.all_reduce(torch.relu(x), "sum", group()) + functional.all_reduce(x, "max", other))
 
-    ours = compiled(fn, collectives="captured")
+    ours = compiled(fn, collectives="measured")
     for call in range(10):
         x = tensor(rank, call)
         assert torch.equal(ours(x), fn(x))
@@ -396,7 +501,7 @@ def one_ranks_call_raises(rank: Rank) -> None:
 
     for fn in (layer, varies):
         pygraph.reset()
-        ours = compiled(fn, collectives="captured")
+        ours = compiled(fn, collectives="measured")
         raised = 0
         with only_on(rank, 1, life, "compare", raises):
             for call in range(CALLS):
@@ -424,7 +529,7 @@ def one_rank_cannot_do_what_it_agreed_to(rank: Rank) -> None:
             raise torch.OutOfMemoryError("as asked")
         return real(self, args)
 
-    ours = compiled(layer, collectives="captured")
+    ours = compiled(layer, collectives="measured")
     with only_on(rank, 1, compare._Trial, "_replay", short):
         for call in range(3):
             cache, x = tensor(rank, call + 1), tensor(rank, call)
@@ -454,7 +559,7 @@ def a_region_is_closed_during_the_vote(rank: Rank) -> None:
                 each.close()
         return outcome
 
-    ours = compiled(layer, collectives="captured")
+    ours = compiled(layer, collectives="measured")
     with mock.patch.object(Ballot, "decide", closes):
         for call in range(6):
             cache, x = tensor(rank, call + 1), tensor(rank, call)

@@ -28,11 +28,12 @@ from pygraph.program.program import Program
 from pygraph.program.recording import Recording
 from pygraph.report.facts import order_text
 from pygraph.runtime import life as life_module
-from pygraph.runtime.contest import _PLAN, Contest, Decision
+from pygraph.runtime.contest import _PLAN, Contest, Decision, JointContest
 from pygraph.runtime.contract import Executable, Timer
 from pygraph.runtime.discover import capture
 from pygraph.runtime.events import counts
 from pygraph.runtime.life import Lives
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.variants import Variant, VariantTable
 from pygraph.runtime.votes import VOTES, Ballot, Outcome
@@ -49,8 +50,9 @@ class World:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.host = {"program": FAST, "uncaptured": SLOW, "dependences": FAST}
-        self.device = {"program": 0.0, "uncaptured": 0.0, "dependences": 0.0}
+        self.host = dict.fromkeys(("program", "dependences", "captured", "captured dependences"), FAST)
+        self.host["uncaptured"] = SLOW
+        self.device = dict.fromkeys(self.host, 0.0)
         self.ran: list[str] = []
         self.fails: set[int] = set()
         self._idle_at = 0.0
@@ -128,7 +130,8 @@ def call(region: Callable[[list[Any]], Sequence[Any]], times: int = 1, size: int
 
 
 class Parallel(FakeDriver):
-    """A region of two launches, of which neither depends on the other. ``wrong``: in another order it goes wrong."""
+    """A region of two launches, of which neither depends on the other. ``wrong``: in another order it goes wrong.
+    ``joint``: collectives were captured the last time."""
 
     parallel = True
 
@@ -138,28 +141,35 @@ class Parallel(FakeDriver):
         self.captured_by_user = False
         self.timers: list[WorldTimer] = []
         self.made = 0
+        self.joint = False
+
+    def no_collectives(self) -> None:
+        """They may be captured."""
 
     def timer(self, device: torch.device | None) -> Timer | None:  # type: ignore[override]
         self.made += 1
         return None if self.captured_by_user else self.timers.pop() if self.timers else WorldTimer()
 
     def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = (), **options: Any) -> Recording:
+        self.joint = options.get("collectives", False)
         self.edits.append(lambda capture: capture.launch(capture.pool(64), name="beside", uses=[writes(0, 64)]))
         return super().capture(fn, args, eager, **options)
 
     def instantiate(self, program: Program) -> Executable:
         made = super().instantiate(program)
-        if program.order is not None:
-            self.executables[-1].driver = concurrent_driver(self)
+        if program.order is not None or self.joint:
+            name = "captured" if self.joint else ""
+            order = "" if program.order is None else "dependences"
+            self.executables[-1].driver = other_driver(self, f"{name} {order}".strip())
         return made
 
 
-def concurrent_driver(of: Parallel) -> FakeDriver:
-    """What a replay in another order does."""
+def other_driver(of: Parallel, name: str) -> FakeDriver:
+    """What a replay in another order does, or one with captured collectives."""
 
     def run(args: list[Any]) -> Sequence[Any]:
-        made, total = world.run("dependences", args)
-        return [made + 1 if of.wrong else made, total]
+        made, total = world.run(name, args)
+        return [made + 1 if of.wrong and name.endswith("dependences") else made, total]
 
     return FakeDriver(run, written=[1])
 
@@ -681,10 +691,10 @@ def test_one_of_several_ranks_times_the_order_of_launches(group: Callable[[int],
 
 
 class Votes(Ballot):
-    """Of ranks that decide so each time; all say no to what is not here. ``others``: what they say of the order."""
+    """Of ranks that decide so each time; all say no to what is not here. ``others``: what they say of times."""
 
     outcomes: tuple[Outcome, ...] = ()
-    others = Outcome.YES
+    others: tuple[Outcome, ...] = ()
 
     def place(self, call: int) -> str:
         return ""
@@ -696,68 +706,185 @@ class Votes(Ballot):
         assert region.record.name == "toy"
 
     def decide(self, question: str, answer: str | None) -> Outcome:
-        if question.startswith("order"):
-            return self.others if answer else Outcome.NO
+        if question.startswith("times"):
+            first, *self.others = self.others or (Outcome.YES,)
+            return first if answer else Outcome.NO
         return self.outcomes[self.held] if answer and self.held < len(self.outcomes) else Outcome.NO
 
 
-def voting(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome, **options: Any) -> tuple[Region, FakeDriver]:
+def voting(
+    monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome, others: Sequence[Outcome] = (), **options: Any
+) -> tuple[Region, FakeDriver]:
     """A region whose collectives ranks may capture."""
     ballot = Votes("toy", "group")
-    ballot.outcomes = outcomes
+    ballot.outcomes, ballot.others = outcomes, tuple(others)
     monkeypatch.setattr(life_module, "collectives_of", lambda program: ("group", "sent"))
     monkeypatch.setattr(life_module, "open_ballot", lambda name, group: ballot)
-    return make(driver=Parallel(), **{"order": "measured", "collectives": "captured", **options})
+    return make(driver=Parallel(), **{"order": "measured", "collectives": "measured", **options})
 
 
-YES, NO = Outcome.YES, Outcome.NO
+YES, NO, LATE = Outcome
+TIMED = JointContest.TURNS
+
+
+def took(called: str, captured: str) -> list[str]:
+    """What the calls of a contest run."""
+    return [captured if turn == "dependences" else called for turn in _PLAN]
+
+
+def note(region: Region) -> str:
+    """What the report says of collectives at last."""
+    return region.record.notes[-1].partition(":")[0]
+
+
+CAPTURED = "collectives are captured"
+SLOWER = "collectives are called by each replay, as not all ranks have measured captured ones as fast"
 
 
 @pytest.mark.parametrize("first", [0, 1, 3])
-@pytest.mark.parametrize("cost", [0.9, 1.1])
-def test_calls_choose_the_order_of_captured_collectives(
+@pytest.mark.parametrize("cost", [0.5, 1.0, 1.005, 1.1])
+def test_captured_collectives_are_used_where_they_are_no_slower(
     monkeypatch: pytest.MonkeyPatch, first: int, cost: float
 ) -> None:
-    """Two votes, one for each order. What calls take before, of which each may be a vote, decides nothing. Ranks take
-    turns alike: none ends early."""
-    world.host["dependences"] = cost * FAST
-    region, driver = voting(monkeypatch, *[NO] * first, YES, YES)
-    call(region, VOTES[first + 1] - 1)
-    assert (region.record.captures, region.record.contests, region.record.orders) == (2, 1, [])
-    assert "dependences" not in world.ran
+    """By times of the same calls on all ranks, behind the vote in which they agree. None ends early."""
+    world.host["captured"] = cost * FAST
+    region, driver = voting(monkeypatch, *[NO] * first, YES, order="program")
+    call(region, VOTES[first] - 1)
     world.ran.clear()
     call(region)
-    assert world.ran == ["dependences", "uncaptured"], "compared, and answered"
+    assert world.ran == ["captured", "uncaptured"], "compared, and answered"
+    assert (region.record.captures, region.record.contests) == (1, 1)
     world.ran.clear()
-    call(region, len(_PLAN))
-    assert world.ran == ["dependences" if turn == "dependences" else "program" for turn in _PLAN]
-    chosen = "dependences" if cost < 1 else "program"
-    assert [each.order for each in region.record.orders] == [chosen]
-    assert (region.record.contests, region.record.captures) == (0, 2)
+    call(region, TIMED)
+    assert world.ran == took("program", "captured")
+    chosen = "captured" if cost < 1.02 else "program"
+    assert note(region) == (CAPTURED if chosen == "captured" else SLOWER)
+    assert (region.record.contests, region.record.captures) == (0, 2 if chosen == "captured" else 1)
+    assert region.record.orders == []
     assert sum(not each.closed for each in driver.executables) == 1
     world.ran.clear()
     call(region, 80)
     assert world.ran == [chosen] * 80
 
 
-@pytest.mark.parametrize("outcomes", [(YES,), (YES, NO), (NO, NO, NO, NO, YES), (YES, Outcome.LATE)])
+@pytest.mark.parametrize("answer", [NO, LATE])
+def test_a_rank_that_measured_them_slower_decides_for_all(monkeypatch: pytest.MonkeyPatch, answer: Outcome) -> None:
+    """So does one that does not answer. Calls then choose the order of eager steps."""
+    world.host |= {"captured": 0.5 * FAST, "dependences": 0.5 * FAST}
+    region, driver = voting(monkeypatch, YES, others=[answer])
+    call(region, VOTES[0] + TIMED)
+    assert (note(region), region.record.captures, region.record.contests) == (SLOWER, 1, 1)
+    world.ran.clear()
+    call(region, len(VOTES))
+    assert set(world.ran) <= {"program", "dependences", "uncaptured"}
+    assert region._lives.ballot is None, "no vote goes on for nothing"
+    call(region, 2 + TURNS)
+    assert [each.order for each in region.record.orders] == ["dependences"]
+    assert sum(not each.closed for each in driver.executables) == 1
+
+
+@pytest.mark.parametrize("missed", [1, 7])
+def test_a_rank_that_missed_calls_is_in_step_again(monkeypatch: pytest.MonkeyPatch, missed: int) -> None:
+    """Whose turn it is depends on the number of the call: other ranks replay in the same way."""
+    region, _ = voting(monkeypatch, YES, order="program")
+    call(region, VOTES[0])
+    world.ran.clear()
+    call(region, missed, 3)  # other sizes
+    call(region, TIMED - missed)
+    assert world.ran[-(TIMED - missed) :] == took("program", "captured")[missed:]
+    assert note(region) == CAPTURED
+
+
+def test_calls_that_nobody_could_time_decide_for_eager_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a rank has missed, it takes its turns as the others do."""
+    region, driver = voting(monkeypatch, YES, order="program")
+    call(region, VOTES[0])
+    driver.captured_by_user = True  # type: ignore[attr-defined]
+    world.ran.clear()
+    call(region, TIMED)
+    assert (world.ran, note(region)) == (took("program", "captured"), SLOWER)
+
+
+def test_the_last_call_of_a_contest_may_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one asks."""
+    region, _ = voting(monkeypatch, YES, order="program")
+    call(region, VOTES[0] + TIMED - 1)
+    call(region, 1, 3)
+    assert region.record.contests == 1
+    call(region)
+    assert (note(region), region.record.contests, world.ran[-1]) == (CAPTURED, 0, "program")
+
+
+@pytest.mark.parametrize("outcome", [(), (LATE,)])
+def test_votes_that_end_early_leave_eager_steps(monkeypatch: pytest.MonkeyPatch, outcome: tuple[Outcome, ...]) -> None:
+    region, _ = voting(monkeypatch, *outcome, order="program")
+    call(region, VOTES[-1] + 10)
+    assert note(region) == "collectives are called by each replay"
+    assert (region.record.captures, world.ran[-1]) == (1, "program")
+
+
+def test_a_driver_that_forbids_it_is_told_of_and_nobody_votes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Parallel, "no_collectives", lambda self: Refusal("collective", "as asked"))
+    world.host["dependences"] = 0.5 * FAST
+    region, _ = voting(monkeypatch, YES)
+    call(region, 3 + TURNS)
+    assert region.record.notes == ["collectives are called by each replay: as asked"]
+    assert [each.order for each in region.record.orders] == ["dependences"], "at once"
+
+
+@pytest.mark.parametrize("options", [{"collectives": "eager"}, {"verify_every": 2}])
+def test_who_switches_it_off_has_no_votes(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    region, driver = voting(monkeypatch, YES, order="program", **options)
+    call(region, VOTES[0] + TIMED)
+    assert (region.record.notes, region.record.captures, len(driver.executables)) == ([], 1, 1)
+
+
+BOTH = VOTES[0] + TIMED
+"""Calls until collectives are captured. The next one is a vote on their order."""
+
+
+@pytest.mark.parametrize("cost", [0.9, 1.1])
+def test_calls_choose_the_order_of_captured_collectives(monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
+    """Two votes, one for each order. What calls take before, of which each may be a vote, decides nothing. Ranks take
+    turns alike: none ends early."""
+    world.host["captured dependences"] = cost * FAST
+    region, driver = voting(monkeypatch, YES, YES)
+    call(region, BOTH)
+    assert (region.record.captures, region.record.contests, region.record.orders) == (2, 1, [])
+    assert not {"dependences", "captured dependences"} & set(world.ran)
+    world.ran.clear()
+    call(region)
+    assert world.ran == ["captured dependences", "uncaptured"], "compared, and answered"
+    world.ran.clear()
+    call(region, TIMED)
+    assert world.ran == took("captured", "captured dependences")
+    chosen = "dependences" if cost < 1 else "program"
+    assert [each.order for each in region.record.orders] == [chosen]
+    assert (region.record.contests, region.record.captures) == (0, 2)
+    assert sum(not each.closed for each in driver.executables) == 1
+    world.ran.clear()
+    call(region, 80)
+    assert set(world.ran) == {"captured dependences" if cost < 1 else "captured"}
+
+
+@pytest.mark.parametrize("outcomes", [(YES,), (YES, NO), (NO, NO, NO, NO, YES), (YES, LATE)])
 def test_captured_collectives_keep_their_order_if_ranks_do_not_agree_on_another(
     monkeypatch: pytest.MonkeyPatch, outcomes: tuple[Outcome, ...]
 ) -> None:
     """Nor if there is no vote left. Nobody tries that by eager calls, and none is sent by one rank alone."""
-    world.host["dependences"] = 0.5 * FAST
+    world.host |= {"dependences": 0.5 * FAST, "captured dependences": 0.5 * FAST}
     region, driver = voting(monkeypatch, *outcomes)
-    call(region, VOTES[outcomes.index(YES)])
+    call(region, VOTES[outcomes.index(YES)] + TIMED)
+    assert note(region) == CAPTURED
     world.ran.clear()
     call(region, VOTES[-1] + 2 * TURNS)
-    assert set(world.ran) == {"program"}
-    assert "dependences" not in world.ran
+    assert set(world.ran) == {"captured"}
     assert (region.record.contests, region.record.captures, region.record.orders) == (0, 2, [])
     assert sum(not each.closed for each in driver.executables) == 1
     assert len(driver.executables) == 2 + outcomes.index(YES) + (len(outcomes) < 5), "no order is tried twice"
 
 
-@pytest.mark.parametrize("outcomes", [(), (Outcome.LATE,)])
+@pytest.mark.parametrize("outcomes", [(), (LATE,)])
 def test_eager_calls_choose_an_order_once_ranks_have_not_agreed(
     monkeypatch: pytest.MonkeyPatch, outcomes: tuple[Outcome, ...]
 ) -> None:
@@ -772,35 +899,33 @@ def test_eager_calls_choose_an_order_once_ranks_have_not_agreed(
 @pytest.mark.parametrize("order", ["program", "dependences"])
 def test_collectives_are_captured_in_the_order_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     region, driver = voting(monkeypatch, YES, YES, order=order)
-    call(region, VOTES[-1] + 10)
+    call(region, BOTH + 10)
     assert (region.record.captures, len(driver.executables), region.record.contests) == (2, 2, 0)
-    assert world.ran[-10:] == ["program" if order == "program" else "dependences"] * 10
+    assert world.ran[-10:] == ["captured" if order == "program" else "captured dependences"] * 10
 
 
 def test_what_was_decided_on_eager_calls_says_nothing_of_captured_collectives(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nor the other way round."""
+    """Nor the other way round: a region that calls collectives uses no decision where ranks may vote."""
     for captured in (False, True, True):
-        world.host["dependences"] = (0.5 if captured else 1.5) * FAST
-        outcomes = (YES, YES) if captured else ()
-        region, _ = voting(monkeypatch, *outcomes, cache_dir=str(tmp_path))
-        call(region, VOTES[-1] + len(_PLAN))
+        world.host |= {"dependences": 1.5 * FAST, "captured dependences": 0.5 * FAST}
+        region, _ = voting(monkeypatch, *((YES, YES) if captured else ()), cache_dir=str(tmp_path))
+        region._lives._eager["_c10d_functional.all_reduce"] = None
+        call(region, BOTH + 1 + TIMED)
         assert [each.order for each in region.record.orders] == ["dependences" if captured else "program"]
-    world.host["dependences"] = 1.5 * FAST
     region, _ = make(driver=Parallel(), order="measured", cache_dir=str(tmp_path))
     world.ran.clear()
     call(region, 3)
     assert ("dependences" in world.ran, [each.order for each in region.record.orders]) == (False, ["program"])
 
 
-@pytest.mark.parametrize("others", [NO, Outcome.LATE])
+@pytest.mark.parametrize("others", [NO, LATE])
 def test_all_ranks_replay_in_one_order(monkeypatch: pytest.MonkeyPatch, others: Outcome) -> None:
     """The program's, if one of them did not find the other one faster."""
-    monkeypatch.setattr(Votes, "others", others)
-    world.host["dependences"] = 0.5 * FAST
-    region, _ = voting(monkeypatch, YES, YES)
-    call(region, VOTES[1] + len(_PLAN))
+    world.host["captured dependences"] = 0.5 * FAST
+    region, _ = voting(monkeypatch, YES, YES, others=(YES, others))
+    call(region, BOTH + 1 + TIMED)
     assert region._lives.ballot is None, "votes go on meanwhile"
     (decision,) = region.record.orders
     assert (decision.order, decision.program_us, decision.dependences_us) == (
@@ -809,7 +934,7 @@ def test_all_ranks_replay_in_one_order(monkeypatch: pytest.MonkeyPatch, others: 
     )
     world.ran.clear()
     call(region, 80)
-    assert world.ran == ["program"] * 80
+    assert world.ran == ["captured"] * 80
 
 
 def test_an_order_that_takes_too_much_memory_is_not_voted_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -822,41 +947,42 @@ def test_an_order_that_takes_too_much_memory_is_not_voted_on(monkeypatch: pytest
     orders: list[str] = []
     monkeypatch.setattr(life_module, "capture", without)
     region, driver = voting(monkeypatch, *[YES] * len(VOTES))
-    call(region, VOTES[1])
+    call(region, BOTH + 1)
     assert orders == ["program", "program", "dependences"]
-    assert world.ran[-1] == "program"
+    assert world.ran[-1] == "captured"
     assert [each.closed for each in driver.executables] == [True, False, True]
     call(region, VOTES[-1])
     assert (len(orders), region.record.contests) == (3, 0)
 
 
 def test_a_device_that_is_behind_is_waited_for_before_ranks_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    world.device |= {"program": 500.0, "dependences": 400.0}
+    world.device |= {"program": 500.0, "captured": 500.0, "captured dependences": 400.0}
     region, _ = voting(monkeypatch, YES, YES)
-    call(region, VOTES[1] + len(_PLAN))
-    assert [each.order for each in region.record.orders] == ["dependences"]
+    call(region, BOTH + 1 + TIMED)
+    assert (note(region), [each.order for each in region.record.orders]) == (CAPTURED, ["dependences"])
 
 
 def test_what_is_captured_again_is_voted_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    region, _ = voting(monkeypatch, YES, NO, YES, YES, max_captures=1)
+    region, _ = voting(monkeypatch, NO, NO, YES, YES, max_captures=1)
     call(region, 4)
     call(region, 2, 3)  # another size takes its place
     call(region, 9)
-    assert region.record.captures == 4
+    assert region.record.captures == 3
     world.ran.clear()
     call(region)
-    assert (world.ran, region.record.captures) == (["program", "uncaptured"], 5)
-    call(region, 15)
+    assert world.ran == ["captured", "uncaptured"]
+    call(region, TIMED)
+    assert (note(region), region.record.captures) == (CAPTURED, 4)
     world.ran.clear()
     call(region)
-    assert world.ran == ["dependences", "uncaptured"]
+    assert world.ran == ["captured dependences", "uncaptured"]
 
 
 def test_captured_collectives_that_are_wrong_in_another_order_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     region, driver = voting(monkeypatch, YES, YES)
     driver.wrong = True  # type: ignore[attr-defined]
-    call(region, VOTES[-1] + 10)
-    assert world.ran[-10:] == ["program"] * 10
+    call(region, BOTH + 10)
+    assert world.ran[-5:] == ["captured"] * 5
     assert list(region.record.refusals) == ["comparison-failed"]
     assert (region.record.state, region.record.contests) == ("replay", 0)
 

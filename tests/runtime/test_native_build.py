@@ -21,6 +21,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed
+from torch.distributed._functional_collectives import all_reduce
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import pygraph
 from pygraph import backend, cache
@@ -29,6 +32,7 @@ from pygraph.runtime import native_build
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.host import build as host_build
 from pygraph.runtime.native_build import SHARED, Loader, NativeLibrary
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import Region
 from tests.commands import run
 from tests.runtime.fake import make
@@ -657,16 +661,22 @@ def test_without_a_native_half_regions_stay_uncaptured_and_the_compiler_runs_onc
     assert caplog.text.count("nothing is captured") == 1
 
 
+asked: list[bool] = []
+"""Of each time that the driver was asked whether it is ready: whether it was to wait."""
+
+
 @pytest.fixture
 def late(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler goes on only once the driver is asked whether it is ready."""
     unready = HostDriver.unready
 
-    def asked(driver: HostDriver) -> Any:
+    def unready_after(driver: HostDriver) -> Any:
+        asked.append(bool(native_build._waiting))
         broken.touch()
         return unready(driver)
 
-    monkeypatch.setattr(HostDriver, "unready", asked)
+    asked.clear()
+    monkeypatch.setattr(HostDriver, "unready", unready_after)
 
 
 def test_strict_waits_for_the_build(late: None) -> None:
@@ -674,11 +684,25 @@ def test_strict_waits_for_the_build(late: None) -> None:
         compiled(3, strict=True)()
 
 
-def test_ranks_that_capture_at_the_same_calls_wait_for_the_build(late: None) -> None:
-    call = compiled(3, collectives="captured")
-    call()
-    call()
-    assert reasons() == ["native-unavailable"]
+def test_ranks_that_capture_at_the_same_calls_wait_for_the_build(late: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those alone: a program that has collectives, on a driver that may capture them."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        for may in (False, True):
+            monkeypatch.setattr(HostDriver, "no_collectives", lambda _, may=may: None if may else Refusal("a", "b"))
+            for sends in (False, True):
+                torch._dynamo.reset()
+                asked.clear()
+
+                @torch.compile(backend="pygraph", options={"collectives": "measured"})
+                def function(x: torch.Tensor, sends: bool = sends) -> torch.Tensor:
+                    y = torch.relu(x @ x) + 1
+                    return torch.relu(all_reduce(y, "sum", torch.distributed.group.WORLD)) if sends else y
+
+                function(torch.randn(3, 3))
+                assert asked[:1] == [may and sends], (may, sends)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_explain_waits_for_the_build(late: None) -> None:

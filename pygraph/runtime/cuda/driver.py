@@ -18,6 +18,7 @@ from pygraph.runtime.contract import Executable, NativeDriver, ScratchPool, Time
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.capture import DeviceCapture, check_arguments, payload_of
 from pygraph.runtime.cuda.executable import make_executable
+from pygraph.runtime.provenance import Refusal
 
 __all__ = ["CudaDriver"]
 
@@ -37,6 +38,11 @@ class CudaDriver(NativeDriver):
         self._driver: ModuleType = bindings.load()
         self._devices: dict[int, DeviceCapture] = {}
 
+    def no_collectives(self) -> Refusal | None:
+        if os.environ.get(_REGISTER) == "0":
+            return None
+        return Refusal("collective", f"to have them captured, set {_REGISTER}=0 before NCCL starts")
+
     def capture(
         self,
         fn: Callable[[list[Any]], Sequence[Any]],
@@ -45,10 +51,7 @@ class CudaDriver(NativeDriver):
         *,
         collectives: bool = False,
     ) -> Recording:
-        """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back. Raises CaptureError
-        (``collective``) for ``collectives`` where NCCL may exchange addresses with other ranks while it is captured."""
-        if collectives and os.environ.get(_REGISTER) != "0":
-            raise CaptureError("collective", f"to capture collectives, set {_REGISTER}=0 before NCCL starts")
+        """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back."""
         return self._device(check_arguments(args)).capture(fn, args, eager, collectives=collectives)
 
     def instantiate(self, program: Program) -> Executable:

@@ -19,6 +19,7 @@ from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.recorder import Payload, Recorder
+from pygraph.runtime.provenance import Refusal
 
 __all__ = ["HostDriver"]
 
@@ -67,6 +68,10 @@ class HostDriver(NativeDriver):
 
     parallel, build = False, build
 
+    def no_collectives(self) -> Refusal | None:
+        """They run on threads of their own."""
+        return Refusal("collective", "those of the CPU are not captured")
+
     def capture(
         self,
         fn: Callable[[list[Any]], Sequence[Any]],
@@ -75,8 +80,7 @@ class HostDriver(NativeDriver):
         *,
         collectives: bool = False,  # noqa: ARG002
     ) -> Recording:
-        """Record ``fn``. The payload is a Recorder; dropping it gives the address space back. Collectives are called:
-        they run on threads of their own."""
+        """Record ``fn``. The payload is a Recorder; dropping it gives the address space back."""
         return capture_region(self._native, fn, args, eager)
 
     def instantiate(self, program: Program) -> Executable:
