@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import subprocess
-import sys
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from pygraph.program.order import Order
 from pygraph.program.program import Program
 from pygraph.program.text import parse_program
 from pygraph.report.text import render_text
+from tests import forked
 from tests.small import CALLS, Mlp, Scaled, compiled, replays
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -387,8 +386,8 @@ def test_a_process_checks_options_at_its_first_torch_compile_and_writes_reports_
     tmp_path: Path,
 ) -> None:
     """The first ``torch.compile`` is what imports the backend. A report that cannot be written is a warning."""
-    command = [sys.executable, "-c", PROCESS, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = forked.run(PROCESS, tmp_path)
+    assert done.returncode == 0, done.stderr
     assert done.stdout == "unknown option 'stricct'; did you mean 'strict'?\n"
     assert "Traceback" not in done.stderr
     assert done.stderr.count("cannot write dumps to") == 1

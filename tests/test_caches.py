@@ -25,7 +25,7 @@ from pygraph.inductor.decision import Decision, Placed
 from pygraph.ir import Graph, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.pipeline import _source
-from tests import failing
+from tests import failing, forked
 
 SCRIPT = """
 import json, sys
@@ -73,11 +73,15 @@ torch.testing.assert_close(torch.compile(scaled, backend="pygraph")(x), scaled(x
 """
 
 
-def run(cache: Path, default: str) -> dict[str, Any]:
-    """What the script tells of its model. ``default`` is that of an argument of its operator."""
+def run(cache: Path, default: str, *, fork: bool) -> dict[str, Any]:
+    """What the script tells of its model. ``default`` is that of an argument of its operator. Not of a ``fork``, the
+    process has a hash seed of its own."""
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-c", SCRIPT, default]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if fork:
+        done = forked.run(SCRIPT, default, env=environ)
+    else:
+        command = [sys.executable, "-c", SCRIPT, default]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -85,7 +89,7 @@ def run(cache: Path, default: str) -> dict[str, Any]:
 
 def test_a_later_process_restores_programs_and_their_reports_without_the_compiler(tmp_path: Path) -> None:
     """And compiles again what calls an operator that it declares otherwise: results are those of this process."""
-    first, second = run(tmp_path, "2.0"), run(tmp_path, "3.0")
+    first, second = run(tmp_path, "2.0", fork=True), run(tmp_path, "3.0", fork=False)
     assert first["hits"] == [0, 0]
     assert second["hits"] == [1, 2]
     assert first["replays"] == second["replays"] == 4

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pygraph import compat
+from tests import forked
 
 PROGRAM = """
 import importlib, sys
@@ -44,8 +43,7 @@ str(pygraph.Explanation(pygraph.reports()))
 
 def without(*symbols: str) -> tuple[str, str]:
     """What a process prints and logs that compiles two functions on a torch where PyGraph does not find ``symbols``."""
-    command = [sys.executable, "-c", PROGRAM, *symbols]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = forked.run(PROGRAM, *symbols)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pygraph.runtime.host import build
+from tests import forked
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -26,6 +25,8 @@ ENVIRONMENT = {
     "PYGRAPH_ORDER": "program",
     "PYTHONUNBUFFERED": "1",
 }
+ONE_THREAD = "import torch; torch.set_num_threads(1)"
+"""As OMP_NUM_THREADS says, which torch has read already in a process that is forked."""
 
 
 def launch(module: str, size: int, arguments: Sequence[str] = (), *, seconds: float) -> list[list[dict[str, Any]]]:
@@ -43,14 +44,13 @@ def attempt(
     stderr (empty if none did)."""
     build.load()  # built here, if it has to be: the ranks' time is for what they do
     with tempfile.TemporaryDirectory() as folder:
-        files = [open(Path(folder, f"{kind}{rank}"), "w+") for rank in range(size) for kind in ("out", "err")]  # noqa: SIM115 - closed below
         ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", module, str(rank), str(size), str(Path(folder, "store")), *arguments],
-                cwd=Path(__file__).parents[2],
+            forked.Forked(
+                f"{ONE_THREAD}; {forked.module(module)}",
+                *(rank, size, Path(folder, "store"), *arguments),
                 env={**os.environ, **ENVIRONMENT},
-                stdout=files[2 * rank],
-                stderr=files[2 * rank + 1],
+                out=Path(folder, f"out{rank}"),
+                err=Path(folder, f"err{rank}"),
             )
             for rank in range(size)
         ]
@@ -64,15 +64,11 @@ def attempt(
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-        texts = []
-        for file in files:
-            file.seek(0)
-            texts.append(file.read())
-            file.close()
-    lines = [text.splitlines(keepends=True) for text in texts[::2]]  # one that was killed may have left half a line
+        out, err = ([Path(folder, f"{kind}{rank}").read_text() for rank in range(size)] for kind in ("out", "err"))
+    lines = [text.splitlines(keepends=True) for text in out]  # one that was killed may have left half a line
     said = [[json.loads(line) for line in rank if line.startswith("{") and line.endswith("\n")] for rank in lines]
     failed = [number for number, rank in enumerate(ranks) if rank.returncode]
-    return said, "\n".join(f"rank {n}: status {ranks[n].returncode}\n{texts[2 * n + 1][-6000:]}" for n in failed)
+    return said, "\n".join(f"rank {n}: status {ranks[n].returncode}\n{err[n][-6000:]}" for n in failed)
 
 
 def use_one_thread() -> None:

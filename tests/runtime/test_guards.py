@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import forked
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 COMPILER = os.environ.get("CXX", "c++")
 
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER.split()[0]) is None, reason="needs a C++ compiler")
@@ -32,8 +32,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def guarded(library: Path, code: str) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a process of its own; ``guard`` is the allocator, to be installed when wanted."""
-    prelude = f"import ctypes, sys, torch\nguard = ctypes.CDLL({str(library)!r})\nsys.path.append({str(ROOT)!r})\n"
-    return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=False)
+    return forked.run(f"import ctypes, torch\nguard = ctypes.CDLL({str(library)!r})\n{code}")
 
 
 PROGRAM_RUNS = """

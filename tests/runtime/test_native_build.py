@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import sysconfig
 import threading
@@ -34,6 +33,7 @@ from pygraph.runtime.host import build as host_build
 from pygraph.runtime.native_build import SHARED, Loader, NativeLibrary
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import Region
+from tests import forked
 from tests.commands import run
 from tests.runtime.fake import make
 
@@ -369,9 +369,8 @@ def test_a_compiler_ends_with_the_process_that_started_it(
 ) -> None:
     worker, begun = tmp_path / "worker", tmp_path / "begun"
     compiler(f"echo $$ > {worker}; sleep 600 & echo $! >> {worker}; touch {begun}; wait")
-    command = [sys.executable, "-c", ENDS, str(library.source), str(begun), end]
     environ = {**os.environ, cache.VARIABLE: str(tmp_path / "cache")}
-    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)
+    done = forked.run(ENDS, library.source, begun, end, env=environ)
     wait_for(lambda: all(map(is_over, worker.read_text().split())))
     running = [process for process in worker.read_text().split() if not is_over(process)]
     for process in [*running, *done.stdout.split()]:
@@ -596,14 +595,7 @@ def test_a_program_runs_while_its_driver_is_built(go: Path, tmp_path: Path) -> N
     copy.chmod(0o755)
     environ = {**os.environ, cache.VARIABLE: str(tmp_path / "cache")}
     del environ["CXX"]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(go), str(copy)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    done = forked.run(PROGRAM, go, copy, env=environ)
     assert done.returncode == 0, done.stderr
     before, after = done.stdout.splitlines()
     assert before.startswith("warm native-building: ")
@@ -765,9 +757,7 @@ print(usable(user_dir(), "decisions"))
 """
     keep = {key: value for key, value in os.environ.items() if key not in ("HOME", "XDG_CACHE_HOME", cache.VARIABLE)}
     environ = {**keep, "TMPDIR": str(tmp_path), "HOME": "/proc/nohome"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(library.source)], env=environ, capture_output=True, text=True, check=False
-    )
+    done = forked.run(code, library.source, env=environ)
     assert done.returncode == 0, done.stderr
     first, second, decisions = (Path(line) for line in done.stdout.splitlines())
     assert first == second

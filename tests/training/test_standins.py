@@ -6,8 +6,6 @@ What is traced matters here, not what is compiled: these run on ``aot_eager``.
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch import nn
 
 import pygraph
+from tests import forked
 from tests.training.steps import DEVICE, Setup, assert_equal_training, assert_same_state, basic, batches, mlp, setup
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -629,5 +628,5 @@ print(pygraph.train_step(lambda: isinstance(optimizer, torch.optim.Optimizer), f
 
 
 def test_what_dynamo_traced_before_the_first_step_does_not_decide_of_which_class_an_optimizer_is() -> None:
-    done = subprocess.run([sys.executable, "-c", TRACED_BEFORE], capture_output=True, text=True, check=False)
+    done = forked.run(TRACED_BEFORE)
     assert done.stdout == "True\n", done.stderr[-2000:]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +10,14 @@ import torch
 
 from pygraph.runtime.cuda import build
 from pygraph.runtime.native_build import NativeLibrary
+from tests import forked
 
 HERE = Path(__file__).resolve().parent
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="tests/gpu runs the real one")
 
 PRELUDE = """
-import faulthandler, gc, importlib.util, json, os, sys
+import faulthandler, gc, importlib.util, os, sys
 sys.setdlopenflags(os.RTLD_LAZY)  # what is never called here is not simulated
 import torch
 from dataclasses import replace
@@ -30,6 +27,7 @@ from pygraph.runtime.description import (
 spec = importlib.util.spec_from_file_location("simulated", sys.argv[1])
 cuda = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(cuda)
+faulthandler.dump_traceback_later(60, exit=True)  # a deadlock fails
 
 
 def capture(run, arena=1 << 40):
@@ -46,29 +44,12 @@ BYTES = TensorLayout((8,), (1,), torch.uint8)
 
 def bytes_of(owned):
     return Output(OutputKind.FRESH, owned, 0, (8,), (1,), torch.uint8)
-
-
-for line in sys.stdin:
-    code, out, err = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        for number, path in ((1, out), (2, err)):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-        faulthandler.dump_traceback_later(60, exit=True)  # a deadlock fails
-        try:
-            exec(code)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-        sys.stdout.flush()
-        os._exit(0)
-    print(os.waitpid(child, 0)[1], flush=True)
 """
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    """The module ``simulated``, compiled, in a process that has loaded it and calls nothing of it."""
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The module ``simulated``, compiled."""
     folder = tmp_path_factory.mktemp("simulated")
     path = folder / "simulated.so"
     missing = folder / "c10/cuda/impl/cuda_cmake_macros.h"  # part of torch with CUDA only
@@ -82,20 +63,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pop
     )
     flags = ["-O0", "-fvisibility=default", "-Wno-attributes", "-Wl,-soname,libcuda.so.1,-Bsymbolic,-z,lazy"]
     subprocess.run([*source.command(path), *flags], check=True)
-    command = [sys.executable, "-c", PRELUDE, str(path)]
-    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
+    return path
 
 
-def run(library: subprocess.Popen[str], code: str) -> list[str]:
+def run(library: Path, code: str) -> list[str]:
     """What ``code`` prints, line by line, in a process of its own where ``cuda`` is the simulated module."""
-    assert library.stdin is not None
-    assert library.stdout is not None
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        print(json.dumps([code, str(out), str(err)]), file=library.stdin, flush=True)
-        assert library.stdout.readline() == "0\n", err.read_text()[-3000:]
-        return out.read_text().splitlines()
+    done = forked.run(f"{PRELUDE}\n{code}\nsys.stdout.flush()\nos._exit(0)", library)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
 
 
 # -- memory while capturing -------------------------------------------------------------------------------------------
@@ -103,7 +78,7 @@ def run(library: subprocess.Popen[str], code: str) -> list[str]:
 
 @pytest.mark.sweep
 def test_raw_memory_kept_beyond_captures_leaves_others_working_until_the_ordinary_allocator_returns(
-    library: subprocess.Popen[str],
+    library: Path,
 ) -> None:
     code = """
 kept = [capture(lambda: cuda.raw_alloc(64), arena) for arena in (1 << 40, 1 << 41)]
@@ -121,7 +96,7 @@ print(cuda.installed())
     assert run(library, code) == ["True True", "1", "True 0", "True 0", "False 0", "False"]
 
 
-def test_what_a_broken_capture_has_begun_is_ended_where_torch_has_not_done_so(library: subprocess.Popen[str]) -> None:
+def test_what_a_broken_capture_has_begun_is_ended_where_torch_has_not_done_so(library: Path) -> None:
     code = """
 cuda.break_capture((0, 3))
 cuda.break_capture((0, 4))
@@ -173,7 +148,7 @@ def call(made, value, mapped=False):
 """
 
 
-def test_a_later_copy_that_refuses_an_address_does_not_stop_a_replay_half_way(library: subprocess.Popen[str]) -> None:
+def test_a_later_copy_that_refuses_an_address_does_not_stop_a_replay_half_way(library: Path) -> None:
     code = """
 made = region()
 for value, mapped in ((2, False), (3, True), (4, True), (5, False)):
@@ -182,7 +157,7 @@ for value, mapped in ((2, False), (3, True), (4, True), (5, False)):
     assert run(library, TWO_SEGMENTS + code) == ["7 2", "7 3", "7 4", "7 5"]
 
 
-def test_a_first_copy_that_refuses_an_address_declines_that_call_alone(library: subprocess.Popen[str]) -> None:
+def test_a_first_copy_that_refuses_an_address_declines_that_call_alone(library: Path) -> None:
     code = """
 made = region(in_first=True)
 for value, mapped in ((2, False), (3, True), (4, False)):
@@ -192,7 +167,7 @@ for value, mapped in ((2, False), (3, True), (4, False)):
 
 
 def test_an_allocation_that_fails_between_segments_raises_and_later_calls_are_right(
-    library: subprocess.Popen[str],
+    library: Path,
 ) -> None:
     code = """
 made = region()
@@ -209,7 +184,7 @@ for value in (4, 5):
     assert run(library, TWO_SEGMENTS + code) == ["7 2", "OutOfMemoryError", "7 4", "7 5"]
 
 
-def test_what_is_freed_between_segments_may_call_another_region_that_draws(library: subprocess.Popen[str]) -> None:
+def test_what_is_freed_between_segments_may_call_another_region_that_draws(library: Path) -> None:
     code = """
 import weakref
 outer, inner, seen = region(random=True, dead=(0,)), region(random=True), []
@@ -222,7 +197,7 @@ print(*call(inner, 4), *call(outer, 5))
     assert run(library, TWO_SEGMENTS + code) == ["[(1, None)] 2", "7 4 7 5"]
 
 
-def test_a_capture_turns_away_replays_that_draw_and_other_captures(library: subprocess.Popen[str]) -> None:
+def test_a_capture_turns_away_replays_that_draw_and_other_captures(library: Path) -> None:
     code = """
 import threading
 drawing, other = region(random=True), region()
@@ -301,7 +276,7 @@ made = calling()
 """
 
 
-def test_an_operator_is_called_between_segments_with_memory_that_is_let_go_of(library: subprocess.Popen[str]) -> None:
+def test_an_operator_is_called_between_segments_with_memory_that_is_let_go_of(library: Path) -> None:
     code = """
 before = cuda.alive()
 for value in (3, 4, 5):
@@ -312,7 +287,7 @@ for value in (3, 4, 5):
     assert run(library, CALLING + code) == ["7 [3] 1", "9 [3, 4] 1", "11 [3, 4, 5] 1"]
 
 
-def test_an_operator_that_raises_ends_the_call_and_not_the_region(library: subprocess.Popen[str]) -> None:
+def test_an_operator_that_raises_ends_the_call_and_not_the_region(library: Path) -> None:
     code = """
 before = cuda.alive()
 for value in (3, 99, 4):
@@ -325,7 +300,7 @@ for value in (3, 99, 4):
     assert run(library, CALLING + code) == ["7 0", "ninety-nine 0", "9 0"]
 
 
-def test_an_eager_call_is_answered_in_the_operators_place(library: subprocess.Popen[str]) -> None:
+def test_an_eager_call_is_answered_in_the_operators_place(library: Path) -> None:
     code = """
 given, results = [], [[filled(20)], []]
 

@@ -1,0 +1,120 @@
+"""Code in processes of their own, forked from one that has imported torch and nothing else: that import takes seconds.
+
+Such a process has no state of PyGraph's, of Dynamo's or of Inductor's. All have the hash seed of the one that they are
+forked from, and torch has read the environment already: tests of either start an interpreter instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+_SERVER = """
+import json, os, sys, tempfile
+import torch, torch._inductor.compile_fx
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if isinstance(asked, int):
+        ended, status = os.waitpid(asked, os.WNOHANG)
+        print(os.waitstatus_to_exitcode(status) if ended else "runs", flush=True)
+        continue
+    child = os.fork()
+    if child == 0:
+        break
+    print(child, flush=True)
+else:
+    os._exit(0)
+
+code, arguments, environ, out, err = asked
+sys.stdin = open(os.devnull)
+for number, path in enumerate((os.devnull, out, err)):
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.dup2(file, number)
+    os.close(file)
+os.environ.clear()
+os.environ.update(environ)
+tempfile.tempdir = None  # is chosen by the environment
+sys.argv[1:] = arguments
+exec(code)
+"""
+
+
+class Forked:
+    """A process, as ``subprocess.Popen`` has them: ``returncode`` is None until it was found to have ended."""
+
+    def __init__(
+        self, code: str, *arguments: object, out: Path, err: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Run ``code`` with ``arguments`` in ``sys.argv``; it writes to the files ``out`` and ``err``."""
+        environ = dict(os.environ if env is None else env)
+        self.pid = int(_ask([code, [*map(str, arguments)], environ, str(out), str(err)]))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            told = _ask(self.pid)
+            self.returncode = None if told == "runs" else int(told)
+        return self.returncode
+
+    def wait(self) -> int:
+        while self.poll() is None:
+            time.sleep(0.02)
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def run(
+    code: str, *arguments: object, env: Mapping[str, str] | None = None, seconds: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` to its end; it is killed after ``seconds``."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        process, end = Forked(code, *arguments, env=env, out=out, err=err), time.monotonic() + seconds
+        try:
+            while process.poll() is None and time.monotonic() < end:
+                time.sleep(0.02)
+        finally:
+            process.kill()
+            status = process.wait()
+        return subprocess.CompletedProcess(arguments, status, out.read_text(), err.read_text())
+
+
+def module(name: str) -> str:
+    """Code that runs a module, as ``python -m`` does."""
+    return f"import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(process.communicate)  # at the end of its input, it ends
+    return process
+
+
+def _ask(request: Any) -> str:
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    print(json.dumps(request), file=server.stdin, flush=True)
+    answer = server.stdout.readline()
+    assert answer, "the process that others are forked from has ended"
+    return answer.strip()
