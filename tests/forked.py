@@ -21,6 +21,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
+_ENVIRON = dict(os.environ)
+"""As torch reads it at its import: no test has changed it yet."""
+
 _SERVER = """
 import json, os, sys, tempfile
 import torch, torch._inductor.compile_fx
@@ -103,9 +106,9 @@ def module(name: str) -> str:
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SERVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _SERVER]
+    process = subprocess.Popen(command, cwd=ROOT, env=_ENVIRON, stdin=pipe, stdout=pipe, text=True)
     atexit.register(process.communicate)  # at the end of its input, it ends
     return process
 
