@@ -32,8 +32,8 @@ from pygraph.passes import DEFAULT_PIPELINE, PassManager, parse_pipeline
 from pygraph.passes.legality.rules import captured_device
 from pygraph.passes.pipeline import nearest
 from pygraph.report.model import GraphReport
+from pygraph.runtime.judge import distance
 from pygraph.runtime.native_build import waiting_for_builds
-from pygraph.runtime.nondeterminism import distance
 from pygraph.runtime.tensors import bits, blocks, same_bytes, take
 from pygraph.settings import Settings
 

@@ -9,8 +9,8 @@ ranks of a process group compare ``together``, each run sends collectives, and a
 so that nothing is left to be sent where that raises.
 
 The caller's tensors see exactly one run, random state advances once, and the call is answered, whatever is found.
-Outcomes are compared by structure and by bits. Where bits differ only in results that a non-deterministic launch
-decides, the function runs some more times on copies, and a replay must be as close as those runs are to one another.
+Outcomes go to ``judge``. Where bits differ only in results that a non-deterministic launch decides, it is asked again
+with the spread of some more runs on copies.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -29,21 +29,16 @@ from pygraph.program.recording import AllocationKind
 from pygraph.runtime.answers import Answers, in_flight
 from pygraph.runtime.contract import Driver, Executable, ScratchPool
 from pygraph.runtime.critical import unbroken
-from pygraph.runtime.nondeterminism import RUNS, Distance, Surprise, distance, too_far, unrepeatable
+from pygraph.runtime.judge import ODD_REPLAY, RANDOM_STATE, RUNS, Outcome, Spread, judge
+from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, fingerprint, same_bytes, span, take
 
-__all__ = ["ODD_REPLAY", "Verdict", "compare", "observe", "verify"]
+__all__ = ["Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
 _DECLINED = "replay-declined"
-
-_Found = TypeVar("_Found")
-
-ODD_REPLAY = "odd-replay"
-"""The refusal of a replay that differs, by no more than rounding, in results which vary, though uncaptured runs agree
-on these. Now and then one run of many is the odd one, and that may be the replay: hardly twice in a row."""
 
 _WRONG = ("comparison-failed", "replay-raised")
 """Refusals that a launch of the replay may be to blame for."""
@@ -51,9 +46,14 @@ _WRONG = ("comparison-failed", "replay-raised")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The uncaptured run's ``outputs``, which answer the call, and why the replay may not be used, if so. ``tolerant``:
-    it was accepted within a tolerance. ``runs`` counts uncaptured runs besides the one that answers. ``arguments``: the
-    fingerprint of what a call is given whose replay was refused with ``odd-replay``, unless ranks compare together."""
+    """Result of one comparison.
+
+    outputs: of the uncaptured run, which answers the call
+    refusal: why the replay may not be used, if so
+    tolerant: it was accepted within a tolerance
+    runs: uncaptured runs besides the one that answers
+    arguments: fingerprint of those of a call whose replay was an ``odd-replay``, unless ranks compare together
+    """
 
     outputs: Sequence[Any]
     refusal: Refusal | None
@@ -84,8 +84,9 @@ def compare(
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
-    that are known to be non-deterministic decide them. Where that may be chance (``odd-replay``), and where the random
-    state is another one (``random-state``: another thread may have drawn), the replay is refused this time.
+    that are known to be non-deterministic decide them. Where these lie outside of the spread of uncaptured runs, which
+    may be chance (``odd-replay``), and where the random state is another one (``random-state``: another thread may have
+    drawn), the replay is refused this time.
 
     All but the run that answers the call uses the driver's scratch memory, or, where that has no room, ordinary memory.
     Raises what ``answer`` raises, and ReplayError if the replay damaged an argument that it should only read and that
@@ -106,20 +107,20 @@ def verify(name: str, *facts: Any, tolerant: bool, odd: bool) -> Verdict:
     launch that differs, if the replay did something else than the run that answers the call."""
     verdict = compare(*facts, tolerant=tolerant, odd=odd)
     refusal = verdict.refusal
-    if refusal is not None and (refusal is _RANDOM_STATE or refusal.reason in (*_WRONG, "stateful-operator")):
+    if refusal is not None and (refusal is RANDOM_STATE or refusal.reason in (*_WRONG, "stateful-operator")):
         raise ReplayError(f"region {name}: a replay differs from an uncaptured run: {refusal.detail}")
     return verdict
 
 
 def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scratch: ScratchPool) -> Verdict | Refusal:
-    """The same with one kind of memory; a Refusal if there was too little, and then ``answer`` has not run. Nothing
+    """``compare`` with one kind of memory; a Refusal if there was too little, and then ``answer`` has not run. Nothing
     refers to ``scratch`` memory any more when this returns."""
     trial: _Trial | None = None
-    first: _Outcome | Refusal | None  # None where the answering run comes first
+    first: Outcome | Refusal | None  # None where the answering run comes first
     try:
         with scratch():
             trial = begin()
-            first = trial.prepare() or (None if trial.answered else trial.make_rounds(trial.replay_prepared()))
+            first = trial.prepare() or (None if trial.answered else trial.run_rounds(trial.replay_prepared()))
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - kernels and allocations raise anything; the uncaptured run answers the call
@@ -168,9 +169,7 @@ class _Trial:
     """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
     ``replaying``: a replay has begun and not ended, or raised. ``in_rounds``: all ranks make all runs that may be
     needed, whatever each has found by then. ``owes``: ranks have agreed on runs that this one has not made yet.
-    ``varying``: memory whose contents launches decide that vary. ``spread``: by how much results of further runs
-    differ, ``differs``: the results in which some replay does, ``far``: those in which that may be more than rounding.
-    """
+    ``varying``: memory whose contents launches decide that vary. ``spread``: of further runs."""
 
     def __init__(
         self,
@@ -192,9 +191,7 @@ class _Trial:
         self.replaying = False
         self.runs = 0
         self.owes = False
-        self.spread: list[Distance | None] = []
-        self.differs: set[int] = set()
-        self.far: set[int] = set()
+        self.spread = Spread()
         every, written = blocks(args, program.recording.offset_sensitive), program.written
         self.written = [block for block in every if written.intersection(block.members)]
         self.watched = sorted(position for block in self.written for position in block.members)
@@ -207,7 +204,7 @@ class _Trial:
         self.copied = every if self.all_copied else self.written
         self.read_in_place = [p for block in every if block not in self.copied for p in block.members]
         too_much = not self.all_copied and (1 + runs) * saved > budget
-        self.room = budget - saved - runs * (full if self.all_copied else saved)
+        self.room = budget - (1 if self.in_rounds else 2) * saved - runs * (full if self.all_copied else saved)
         self.over_budget = f"copies of written arguments exceed {budget} bytes" if too_much else None
         self.pristine: list[Any] = []
         self.first_copies: list[Any] = []
@@ -232,7 +229,7 @@ class _Trial:
             return None
         return Refusal("ranks-differ", "another rank does not replay this call")
 
-    def replay_prepared(self) -> _Outcome | Refusal:
+    def replay_prepared(self) -> Outcome | Refusal:
         """The outcome of a replay on these copies. Its draws are undone. If the answering run came before, it draws
         what that drew."""
         working, self.working = self.working, Snapshot([], ())
@@ -262,63 +259,46 @@ class _Trial:
         room = sum(storage.nbytes() for storage in storages.values()) <= self.room
         return outcome if room and self.varying else replace(outcome, results=[])
 
-    def make_rounds(self, first: _Outcome | Refusal) -> _Outcome | Refusal:
-        """What all ranks run before any of them answers its call, if a launch varies. Returns what is known of the
-        ``first`` replay then: the same, or why it may not be used."""
+    def run_rounds(self, first: Outcome | Refusal) -> Outcome | Refusal:
+        """Make all runs that any rank may need, before any of them answers its call; then ``first``, the replay's
+        outcome or why it may not be used, or why it cannot be judged by these runs."""
         refusal: Refusal | None = None
         if isinstance(first, Refusal) and first.reason == _DECLINED:
             return first
         if self.in_rounds:
             with self.random.apart():
-                reference = self._uncaptured_again()
-                if isinstance(first, _Outcome) and not self.random:
-                    wrong = self._inexcusable(reference, first)
-                    refusal = None if wrong is None else self._wrong(f"replayed: {wrong}")
-                    refusal = refusal or self._find(functools.partial(self._hold, reference, first))
-                    first.results.clear()
-                refusal = self._judge_again(reference, refusal)
-            if refusal is not None and refusal.reason == _DECLINED:
-                return refusal
+                reference = self._left(*self._run_again())
+                for _ in range(sum(RUNS)):
+                    try:
+                        found = self._widen(reference)
+                    except Exception as error:  # noqa: BLE001 - other ranks go on, and so does this one
+                        found = Refusal.of(error)
+                    refusal = refusal or found
         self.owes = False
-        return refusal if refusal is not None and isinstance(first, _Outcome) else first
+        return refusal if refusal is not None and isinstance(first, Outcome) else first
 
-    def judge(self, first: _Outcome, outputs: Sequence[Any]) -> Verdict:
+    def judge(self, first: Outcome, outputs: Sequence[Any]) -> Verdict:
         """Whether the replay did what the uncaptured run, which returned ``outputs``, did. Random state is kept."""
         answer = self._left(outputs, self.args, answering=True)
         if not self._unread_unchanged():
             return Verdict(outputs, Refusal("comparison-failed", "an argument is written though no launch says so"))
         self.first_copies.clear()
-        if answer.drew_otherwise(first):
-            return Verdict(outputs, _RANDOM_STATE)
-        if (answer.structure, answer.contents) == (first.structure, first.contents):
-            return Verdict(outputs, None)
-        wrong = self._inexcusable(answer, first)
-        if wrong is not None:
-            return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
-        refusal: Refusal | None = None  # or rounds would have told
-        if not self.in_rounds:
-            with self.random.apart():
-                self._hold(answer, first)
-                first.results.clear()
-                refusal = self._judge_again(self._uncaptured_again() if self.random else answer)
-        elif self.random:  # the first replay drew other numbers than runs in rounds
-            self._hold(answer, first)
-            refusal = self._refused(self._steady(answer))
-        return Verdict(outputs, refusal, tolerant=refusal is None)
+        refusal = self._judged(answer, first)
+        return Verdict(outputs, refusal, tolerant=refusal is None and answer.contents != first.contents)
 
-    def _wrong(self, detail: str) -> Refusal:
-        """A replay differs where it must not. Operators written in Python are suspected first: what they keep for
-        themselves, a replay repeats."""
+    def _blamed(self, refusal: Refusal) -> Refusal:
+        """``refusal`` of a replay that differs where it must not. Operators written in Python are suspected first: what
+        they keep for themselves, a replay repeats."""
         calls = self.program.recording.python
         if not calls:
-            return Refusal("comparison-failed", detail)
+            return refusal
         nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
         operators = tuple(dict.fromkeys(call.name for call in calls))
         names = " or ".join(operators)
-        said = f"{detail}; written in Python, and so perhaps with a state of its own: {names}"
+        said = f"{refusal.detail}; written in Python, and so perhaps with a state of its own: {names}"
         return Refusal("stateful-operator", said, names, calls[0].loc if len(calls) == 1 else None, nodes, operators)
 
-    def _decided(self, outcome: _Outcome) -> list[bool]:
+    def _varies(self, outcome: Outcome) -> list[bool]:
         """For each result, whether a launch that is known to be non-deterministic decides it. An argument with gaps
         between its elements, in which no run writes, is held to its bits."""
         recording, decided = self.program.recording, self.varying
@@ -330,127 +310,34 @@ class _Trial:
             found.append((AllocationKind.INPUT, position) in decided and extent(argument) <= argument.nbytes)
         return [*found, *(operand.owner in decided for operand in self.answers.answered)]
 
-    def _inexcusable(self, reference: _Outcome, other: _Outcome) -> str | None:
-        """A structure that differs, or else the first result that does and that has to be equal bit for bit."""
-        differs = reference.other_structure(other)
-        if differs is not None:
-            return differs
-        decided = self._decided(reference)
-        wrong = next((index for index in reference.differing(other) if not decided[index]), None)
-        return None if wrong is None else f"{reference.names[wrong]} has other values"
+    def _judged(self, answer: Outcome, first: Outcome) -> Refusal | None:
+        """Why the replay may not be used, by as many more runs on copies as that takes.
 
-    def _judge_again(self, reference: _Outcome, refusal: Refusal | None = None) -> Refusal | None:
-        """Whose fault it is that results differ: a wrong replay's, or the region's own, which has a spread then.
-        ``reference`` is an uncaptured run; ``refusal`` is what is known of the replay, or keeps it from being judged.
-
-        Where the region draws, runs on the numbers of the answering one would have other threads draw them, too. Each
-        round replays anew: where a rounding error decides a sign, one run of many is further off than all others, and
-        that may be the replay. A wrong replay is further off each time.
+        Where the region draws, these draw numbers of their own: on those of the answering run, other threads would draw
+        them, too. Their spread stands in for that of runs on its numbers.
         """
-        surprises = list[_Surprises]()
-        self.spread = [None] * len(reference.contents)
-        unlike: _Doubt | None = _Doubt()
-        for series, runs in enumerate(RUNS):
-            for _ in range(runs):
-                found = self._widen(reference)
-                if isinstance(found, Refusal):
-                    refusal = refusal or (found if unlike is not None else None)
-                elif series:  # in the first one, each has too few before it
-                    surprises.append(found)
-                if refusal is not None and not self.in_rounds:
-                    return refusal
-            told = self._unlike(reference, surprises)
-            if isinstance(told, Refusal) and told.reason == _DECLINED:
-                return told
-            if refusal is None and unlike is not None:  # else this round was for other ranks
-                refusal, unlike = (told, unlike) if isinstance(told, Refusal) else (None, told)
-            if not self.in_rounds and (refusal is not None or unlike is None):
-                break
-        return refusal or self._refused(unlike)
+        ask = functools.partial(judge, answer, first, self._varies(answer), self.spread, tolerant=self.tolerant)
+        refusal = ask()
+        if not self.in_rounds and _may_be_chance(refusal):
+            with self.random.apart():
+                reference = self._left(*self._run_again()) if self.random else answer
+                for runs in RUNS:
+                    for _ in range(runs):
+                        unsteady = self._widen(reference)
+                        if unsteady is not None:
+                            return unsteady
+                    refusal = ask()
+                    if not _may_be_chance(refusal):
+                        break
+        if refusal is not None and refusal.reason == "comparison-failed":
+            return self._blamed(refusal)
+        if refusal is not None and _may_be_chance(refusal) and self.odd:
+            return Refusal("comparison-failed", f"twice in a row, {refusal.detail}")
+        return refusal
 
-    def _refused(self, doubt: _Doubt | None) -> Refusal | None:
-        """What comes of a ``doubt`` that stays."""
-        if doubt is None:
-            return None
-        if doubt.odd and not self.odd:
-            return _unsteady(doubt.detail, ODD_REPLAY)
-        return _unsteady(f"twice in a row, {doubt.detail}" if doubt.odd else doubt.detail)
-
-    def _unlike(self, reference: _Outcome, surprises: Sequence[_Surprises]) -> Refusal | _Doubt | None:
-        """In what another replay differs by more than uncaptured runs do; a Refusal where more of these would not
-        help."""
-
-        def tell(replayed: _Outcome) -> Refusal | _Doubt | None:
-            if reference.drew_otherwise(replayed):
-                return _RANDOM_STATE
-            wrong = self._inexcusable(reference, replayed)
-            if wrong is not None:
-                return self._wrong(f"replayed: {wrong}")
-            self._hold(reference, replayed)
-            return self._too_far(reference, replayed, surprises) or self._steady(reference)
-
-        copies = self._retaken()
-        outputs = self._replay(copies)
-        if outputs is None:
-            return Refusal(_DECLINED, "the second of two replays")
-        return self._look(outputs, copies, tell)
-
-    def _hold(self, reference: _Outcome, replayed: _Outcome) -> None:
-        """See in what a replay differs from a run on the same numbers. One whose results had no room may be far off."""
-        for index in () if self.tolerant else reference.differing(replayed):
-            self.differs.add(index)
-            if not replayed.results or too_far(reference.results[index], replayed.results[index], None):
-                self.far.add(index)
-
-    def _steady(self, reference: _Outcome) -> _Doubt | None:
-        """The first result in which a replay differs though uncaptured runs do not, unless they did before; one in
-        which it is far off, if there is any."""
-        steady = [index for index in sorted(self.differs) if self.spread[index] is None]
-        if not steady:
-            return None
-        index = next((index for index in steady if index in self.far), steady[0])
-        said = f"{reference.names[index]} has other values, though uncaptured runs agree on it bit for bit"
-        return _Doubt(said, odd=index not in self.far)
-
-    def _widen(self, reference: _Outcome) -> Refusal | _Surprises:
-        """Have ``spread`` hold one more uncaptured run, on copies, and say how far that lies outside of it. Refused is
-        one that no spread allows for."""
-
-        def tell(again: _Outcome) -> Refusal | _Surprises:
-            if reference.drew_otherwise(again):
-                return _RANDOM_STATE
-            unlike = self._inexcusable(reference, again)
-            if unlike is not None:
-                return _unsteady(f"in another uncaptured run, {unlike}")
-            surprises: _Surprises = {}
-            for index in reference.differing(again):
-                result, before = reference.results[index], self.spread[index]
-                found = distance(result, again.results[index])
-                if isinstance(found, str):
-                    return _unsteady(f"in another uncaptured run, {reference.names[index]} {found}")
-                surprise = None if before is None else found.surprise(before, result.dtype)
-                if surprise is not None:
-                    _add(surprises, result.dtype, surprise)
-                self.spread[index] = found.widened(before)
-            return surprises
-
-        return self._look(*self._run_again(), tell)
-
-    def _look(self, outputs: Sequence[Any], copies: list[Any], tell: Callable[[_Outcome], _Found]) -> _Found | Refusal:
-        """What ``tell`` finds of a run on ``copies``."""
-        return self._find(lambda: tell(self._left(outputs, copies)))
-
-    def _find(self, look: Callable[[], _Found]) -> _Found | Refusal:
-        """What ``look`` finds. If it raises, and other ranks go on, this one does, too."""
-        try:
-            return look()
-        except Exception as error:
-            if not self.in_rounds:
-                raise
-            return Refusal.of(error)
-
-    def _uncaptured_again(self) -> _Outcome:
-        return self._left(*self._run_again())
+    def _widen(self, reference: Outcome) -> Refusal | None:
+        """One more uncaptured run, on copies, for the spread; why that can judge no replay, if so."""
+        return self.spread.widen(reference, self._left(*self._run_again()), self._varies(reference))
 
     def _run_again(self) -> tuple[Sequence[Any], list[Any]]:
         """Another uncaptured run, on copies: what it returned, and these."""
@@ -483,34 +370,7 @@ class _Trial:
 
         return diagnose(self.fn, self.driver, self.program, self.args).added_to(refusal)
 
-    def _too_far(
-        self,
-        reference: _Outcome,
-        replayed: _Outcome,
-        surprises: Sequence[_Surprises],
-    ) -> _Doubt | None:
-        """A result in which a replay differs by more than ``spread`` allows, unless one of ``surprises`` covers what it
-        does for each type of results."""
-        furthest: tuple[int, str] = 0, ""
-        total: _Surprises = {}
-        for index in reference.differing(replayed):
-            result, other, known = reference.results[index], replayed.results[index], self.spread[index]
-            how = too_far(result, other, known)
-            if how is None:
-                continue
-            said, found = f"{reference.names[index]} {how}", distance(result, other)
-            let_off = None if known is None or isinstance(found, str) else found.surprise(known, result.dtype)
-            if let_off is None:
-                return _Doubt(said)
-            _add(total, result.dtype, let_off)
-            furthest = max(furthest, (let_off.blocks, said))
-        nothing = Surprise()
-        covered = all(
-            any(run.get(kind, nothing).covers(mine, kind) for run in surprises) for kind, mine in total.items()
-        )
-        return None if covered else _Doubt(furthest[1])
-
-    def _left(self, outputs: Sequence[Any], args: Sequence[Any], *, answering: bool = False) -> _Outcome:
+    def _left(self, outputs: Sequence[Any], args: Sequence[Any], *, answering: bool = False) -> Outcome:
         """What a run returned, and left behind in ``args``; and in the generator, unless eager calls alone draw, which
         are repeated: then other states are other threads'. ``answering``: it answers the call."""
         program = self.program
@@ -519,7 +379,7 @@ class _Trial:
 
     def _observe(
         self, outputs: Sequence[Any], args: Sequence[Any], rng: torch.Tensor | None, *, answering: bool = False
-    ) -> _Outcome:
+    ) -> Outcome:
         """The same, with the operands of its eager calls. What a collective may still fill is not looked at."""
         found, recording = observe(outputs, args, self.watched, rng), self.program.recording
         owners = [recording.owner(output) for output in recording.outputs[: len(outputs)]]
@@ -550,29 +410,9 @@ class _Trial:
         return [digest(span(self.args[p])) for p in self.read_in_place]
 
 
-_RANDOM_STATE = Refusal("random-state", "the random state afterwards is another one")
-"""Two runs drew otherwise, or somebody else did."""
-
-
-_Surprises: TypeAlias = dict[torch.dtype, Surprise]
-"""Of one run: in all results of a type."""
-
-
-def _add(surprises: _Surprises, kind: torch.dtype, found: Surprise) -> None:
-    surprises[kind] = found + surprises.get(kind, Surprise())
-
-
-def _unsteady(detail: str, reason: str = "comparison-failed") -> Refusal:
-    return Refusal(reason, f"non-deterministic: {detail}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Doubt:
-    """What a replay differs in, unless more runs show that these do, too. ``odd``: they agree on it so far, and the
-    replay is near."""
-
-    detail: str = ""
-    odd: bool = False
+def _may_be_chance(refusal: Refusal | None) -> bool:
+    """Whether more runs may say otherwise."""
+    return refusal is not None and refusal.reason == ODD_REPLAY
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------
@@ -662,45 +502,15 @@ def _told() -> Iterator[None]:
 # -- what a run did ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What a run did: the ``structure`` of each output (all but values, and whose memory it is), fingerprints
-    (``contents``) of each result's bits, and the state of the generator that it drew from. Results are the outputs and
-    then some arguments; the ``results`` themselves are kept where bits may not tell."""
-
-    structure: tuple[Hashable, ...]
-    contents: tuple[bytes, ...]
-    names: tuple[str, ...]
-    rng: torch.Tensor | None
-    results: list[Any] = field(compare=False)
-
-    def differing(self, other: _Outcome) -> list[int]:
-        """The results in which two runs of one structure left other bits."""
-        return [i for i, (mine, theirs) in enumerate(zip(self.contents, other.contents, strict=True)) if mine != theirs]
-
-    def other_structure(self, other: _Outcome) -> str | None:
-        """The first thing but values in which ``other`` differs."""
-        if len(self.structure) != len(other.structure):
-            return f"{len(other.structure)} outputs instead of {len(self.structure)}"
-        if len(self.contents) != len(other.contents):
-            return "another number of operators is called"
-        pairs = zip(self.names, self.structure, other.structure, strict=False)
-        return next((f"{name} is {theirs} instead of {mine}" for name, mine, theirs in pairs if mine != theirs), None)
-
-    def drew_otherwise(self, other: _Outcome) -> bool:
-        """Whether two runs left other random states: they drew otherwise, or somebody else did."""
-        return self.rng is not None and other.rng is not None and not torch.equal(self.rng, other.rng)
-
-
 def observe(
     outputs: Sequence[Any], args: Sequence[Any], watched: Sequence[int] = (), rng: torch.Tensor | None = None
-) -> _Outcome:
+) -> Outcome:
     """The outcome of a run that returned ``outputs`` and left ``args``, of which the ``watched`` ones are results."""
     contents = [digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs]
     contents += [digest(span(args[position])) for position in watched]
     names = [*(f"output {index}" for index in range(len(outputs))), *(f"argument {position}" for position in watched)]
     results = [*outputs, *(args[position] for position in watched)]
-    return _Outcome(_structure(outputs, args), tuple(contents), tuple(names), rng, results)
+    return Outcome(_structure(outputs, args), tuple(contents), tuple(names), rng, results)
 
 
 def _structure(outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Hashable, ...]:

@@ -31,13 +31,14 @@ from pygraph.program.program import Program
 from pygraph.program.recording import Origin, is_functional_collective
 from pygraph.program.steps import timeline
 from pygraph.runtime import live
-from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify
+from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contest import DEPENDENCES, PATIENCE, PROGRAM, Contest, Decision, kept_path, read
 from pygraph.runtime.contract import Driver, Executable
 from pygraph.runtime.critical import interruptible
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
 from pygraph.runtime.events import Journal, Sizes, counts
+from pygraph.runtime.judge import ODD_REPLAY
 from pygraph.runtime.ledger import TIMED, Ledger
 from pygraph.runtime.provenance import Refusal, is_out_of_memory, tracing
 from pygraph.runtime.reasons import CLOSED, MEMORY, Lasting, reason_of
@@ -465,7 +466,8 @@ class Lives:
             odd=self._odd is not None,
         )
         args.clear()
-        checked.unverified = 0
+        chance = verdict.refusal is not None and verdict.refusal.reason == ODD_REPLAY
+        checked.unverified = self.subject.options.verify_every if chance else 0  # if it was chance, the next call says
         self._compared(variant, verdict, verified=True)
         self.prefer(variant)
         if verdict.refusal is None:

@@ -76,7 +76,7 @@ _GROUPS = {
     ),
     "odd-replay": Reason(
         Lasting.PASSES,
-        "of runs that vary, the replay was the odd one, by no more than rounding",
+        "of runs that vary, the replay was the odd one",
         "nothing is needed: the second in a row counts as comparison-failed",
     ),
     "capture-failed capture-raised driver-error comparison-raised": Reason(

@@ -15,7 +15,7 @@ import torch
 from pygraph.errors import ReplayError
 from pygraph.runtime.compare import observe
 from pygraph.runtime.contract import ScratchPool
-from pygraph.runtime.nondeterminism import RUNS
+from pygraph.runtime.judge import RUNS
 from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import FakeDriver
 
@@ -287,7 +287,7 @@ def test_nothing_of_a_comparison_outlives_its_memory() -> None:
             region([torch.ones(64), torch.zeros(4)])
         assert bool(region.record.captures) == (kernel is look), region.record
     assert driver.given_back == 2
-    replays_and_runs = (1 + RUNS[0] + 1) + (1 + RUNS[0] + 1 + RUNS[1] + 1)
+    replays_and_runs = (1 + RUNS[0]) + (1 + sum(RUNS))
     assert len(alive) == replays_and_runs * 4, "two regions, the second of which is wrong; two arguments, two outputs"
 
 
@@ -354,7 +354,7 @@ def test_verify_always_tells_of_a_call_that_it_could_not_verify(monkeypatch: pyt
     failing += [True] * {"replays": 2, "all runs": 3, "comparison": 0}[fails]
     if fails == "comparison":
         broken = Mock(side_effect=MemoryError("short"))
-        monkeypatch.setattr("pygraph.runtime.compare._Outcome.drew_otherwise", broken)
+        monkeypatch.setattr("pygraph.runtime.judge.Outcome.drew_otherwise", broken)
     with pytest.raises(MemoryError) if fails == "all runs" else contextlib.nullcontext():
         assert region([torch.ones(2)])[0].tolist() == [2, 2]
         assert "MemoryError" in str(region.record.refusals["unverified"])
