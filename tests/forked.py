@@ -28,6 +28,8 @@ _SERVER = """
 import json, os, sys, tempfile
 import torch, torch._inductor.compile_fx
 
+torch._inductor.cpu_vec_isa.valid_vec_isa_list()  # starts processes, once
+
 for line in sys.stdin:
     asked = json.loads(line)
     if isinstance(asked, int):

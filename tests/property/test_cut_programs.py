@@ -173,13 +173,13 @@ def close(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bo
     return all(torch.allclose(*pair, rtol=1e-3, atol=1e-3) for pair in zip(found, expected, strict=True))
 
 
-@settings(max_examples=3, **EXAMPLES)
+@settings(max_examples=2, **EXAMPLES)
 @given(programs())
 def test_a_cut_changes_no_result(text: str) -> None:
     same_as_eager(text, fallbacks=False, aliased=False)
 
 
-@settings(max_examples=6, **EXAMPLES)
+@settings(max_examples=4, **EXAMPLES)
 @given(programs(), st.booleans())
 def test_a_cut_between_operators_that_inductor_calls_changes_no_result(text: str, aliased: bool) -> None:
     same_as_eager(text, fallbacks=True, aliased=aliased)
@@ -270,7 +270,7 @@ def partitions_are_regions(text: str, fallbacks: bool, aliased: bool, seed: int)
     assert may_be_cut or len(set(planned)) == len(planned)
 
 
-@settings(max_examples=5, **EXAMPLES)
+@settings(max_examples=3, **EXAMPLES)
 @given(programs(), st.booleans(), st.integers(0, 1000))
 def test_regions_that_a_pass_draws_are_the_partitions(text: str, fallbacks: bool, seed: int) -> None:
     partitions_are_regions(text, fallbacks, False, seed)

@@ -334,10 +334,10 @@ ROUNDED = {"inductor": {"emulate_precision_casts": True}}
 """Inductor rounds to half precision wherever eager does."""
 
 CASES: dict[str, tuple[Program, dict[str, Any]]] = {
-    "scaler": (scaled(torch.float16, True), {"optimizer": sgd, **ROUNDED}),
     "interrupted": (interrupted, {}),
 }
 SWEEP: dict[str, tuple[Program, dict[str, Any]]] = {
+    "scaler": (scaled(torch.float16, True), {"optimizer": sgd, **ROUNDED}),
     "schedulers": (schedulers_outside, {"optimizer": in_groups}),
     "clipping": (clipped(True), {"optimizer": in_groups}),
     "averages": (averaged(False), {"optimizer": sgd, "model": Averaged}),

@@ -292,6 +292,23 @@ def test_gradients_are_after_nesterovs_update_what_they_are_in_eager(foreach: bo
     assert_equal_training(pygraph.train_step(accumulating(ours)), accumulating(theirs), ours, theirs, steps=4)
 
 
+def test_some_parameters_have_a_momentum_before_others() -> None:
+    """The first one is not what zeros lead to: it is dampened."""
+
+    def change(of: Setup, index: int) -> None:
+        if index == 1:
+            of.model[0].requires_grad_(True)  # type: ignore[index]
+        if index == 4:
+            of.optimizer.state.pop(of.model[0].bias)  # type: ignore[index]
+        if index == 7:
+            of.optimizer.state[of.model[0].weight]["momentum_buffer"] = None  # type: ignore[index]
+
+    ours, theirs = (setup(lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.1)) for _ in range(2))
+    for one in (ours, theirs):
+        one.model[0].requires_grad_(False)  # type: ignore[index]
+    assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=10, after=change)
+
+
 def test_parameters_that_share_memory_are_updated_one_after_the_other() -> None:
     def overlapping() -> tuple[list[nn.Parameter], Step]:
         flat = torch.arange(20.0, dtype=torch.float64) / 20

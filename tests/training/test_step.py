@@ -51,7 +51,8 @@ def test_a_stock_optimizer_is_part_of_the_graph(name: str) -> None:
     assert ours.replays >= 15
 
 
-@pytest.mark.parametrize("name", ["dampening", pytest.param("amsgrad", marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["dampening", "amsgrad"])
 def test_some_parameters_have_a_state_before_others(name: str) -> None:
     def change(of: Setup, index: int) -> None:
         first: Any = of.model[0]  # type: ignore[index]
