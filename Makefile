@@ -40,7 +40,7 @@ test: $(READY)  ## what CI runs, lint and types too: about 8 minutes on two idle
 	$(MAKE) --jobs 2 check pytest
 
 pytest: $(READY)  ## the tests alone
-	$(SCALAR) $(BIN)/python -m pytest -m 'not gpu and not sweep and not clients' -n 2 --dist loadfile --no-loadscope-reorder
+	$(SCALAR) $(BIN)/python -m pytest -m 'not gpu and not sweep and not clients' --ignore tests/gpu -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)  ## the tests without real models
 	$(SCALAR) $(BIN)/python -m pytest -m 'not gpu and not models and not sweep and not clients' -q

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from pygraph.runtime.cuda import build
 from pygraph.runtime.native_build import NativeLibrary
 from tests import forked
 
-HERE = Path(__file__).resolve().parent
+HERE, DRIVER = Path(__file__).resolve().parent, Path(build.__file__).parent
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="tests/gpu runs the real one")
 
@@ -47,23 +47,21 @@ def bytes_of(owned):
 """
 
 
+class Simulated(NativeLibrary):
+    """The module ``simulated``, which is kept as the drivers' libraries are: it takes as long to build."""
+
+    def _flags(self) -> list[str]:
+        sources = [*sorted(DRIVER.glob("*.h")), DRIVER / "native.cpp"]
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+        flags = ["-O0", "-fvisibility=default", "-Wno-attributes", "-Wl,-soname,libcuda.so.1,-Bsymbolic,-z,lazy"]
+        return [*super()._flags(), *flags, f"-DSOURCES={digest}"]  # flags are part of what a library is kept by
+
+
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The module ``simulated``, compiled."""
-    folder = tmp_path_factory.mktemp("simulated")
-    path = folder / "simulated.so"
-    missing = folder / "c10/cuda/impl/cuda_cmake_macros.h"  # part of torch with CUDA only
-    missing.parent.mkdir(parents=True)
-    missing.touch()
-    source = NativeLibrary(
-        "simulated",
-        HERE / "simulated.cpp",
-        libraries=("c10", "torch_cpu", "torch_python"),
-        includes=(*build._headers(), Path(build.__file__).parent, folder),
-    )
-    flags = ["-O0", "-fvisibility=default", "-Wno-attributes", "-Wl,-soname,libcuda.so.1,-Bsymbolic,-z,lazy"]
-    subprocess.run([*source.command(path), *flags], check=True)
-    return path
+def library() -> Path:
+    """The module, compiled."""
+    includes = (*build._headers(), DRIVER, HERE)
+    return Simulated("simulated", HERE / "simulated.cpp", ("c10", "torch_cpu", "torch_python"), includes).build()
 
 
 def run(library: Path, code: str) -> list[str]:

@@ -1,0 +1,1 @@
+// Part of torch with CUDA only.
