@@ -1,25 +1,34 @@
-"""Random programs with collectives in random regions: ranks capture, evict, fail, raise and close at random calls.
+"""Random programs with collectives in random regions: ranks capture, vote, evict, fail, raise and close at random
+calls.
 
-Run as ``python -m tests.distributed.episodes RANK SIZE STORE COUNT SEED``. An episode is one program, which all ranks
-draw from the episode's seed, and some calls of it. When a rank captures, how many captures it keeps, which operators
-fail in its captures, the sizes of its own work: these each rank draws for itself. Values are small whole numbers, and
-each call is compared bit for bit with an eager one. Prints what differed, by seed.
+Run as ``python -m tests.distributed.episodes RANK SIZE STORE COUNT SEED DEVICE``. An episode is one program, which all
+ranks draw from the episode's seed, and some calls of it. When a rank captures, how many captures it keeps, which
+operators fail in its captures, the sizes of its own work, whether it measures captured collectives no slower: these
+each rank draws for itself. In every other episode ranks do alike what NCCL wants of them: sizes are those of all ranks,
+and none evicts or closes. On GPUs all are such. Values are small whole numbers, and each call is compared bit for bit
+with an eager one. Prints what differed, by seed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import random
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import distributed
 
+from pygraph.runtime import contest, votes
+from pygraph.runtime.contest import DEPENDENCES, PROGRAM, Decision, JointContest
+from pygraph.runtime.contract import make_driver
+from pygraph.runtime.cuda.driver import CudaDriver
 from pygraph.runtime.events import counts
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region, RegionOptions
@@ -57,7 +66,7 @@ def _opaque(x: torch.Tensor) -> torch.Tensor:
 
 for _name, _run in (("suspect", lambda x: x % 5), ("opaque", _opaque)):
     _library.define(f"{_name}(Tensor x) -> Tensor")
-    _library.impl(_name, _run, "CPU")
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
     _library.impl(_name, _fake(_name), "Meta")
 
 
@@ -75,10 +84,13 @@ class Line:
 
 def draw(source: random.Random) -> tuple[Line, ...]:
     """A program of some lines; all ranks draw the same."""
-    ops = [*source.choices((*LOCAL, *COLLECTIVES, *COLLECTIVES), k=source.randint(3, 8)), "all_reduce"]
+    local = source.choice((LOCAL, LOCAL[:-2]))
+    ops = [*source.choices((*local, *COLLECTIVES, *COLLECTIVES), k=source.randint(3, 8)), "all_reduce"]
     source.shuffle(ops)
+    groups = source.choice((1, 2))  # what is sent by one can be captured
     return tuple(
-        Line(op, source.randrange(12), source.randrange(12), source.randrange(2), source.randrange(4)) for op in ops
+        Line(op, source.randrange(12), source.randrange(12), source.randrange(groups), source.randrange(4))
+        for op in ops
     )
 
 
@@ -142,22 +154,23 @@ class Program:
             case "noise":
                 values.append(a + torch.floor(torch.rand_like(a) * 3))
             case "product":
-                values.append(torch.mm(a % 3, torch.ones(WIDTH, WIDTH)) % 7)
+                values.append(torch.mm(a % 3, torch.ones(WIDTH, WIDTH, device=a.device)) % 7)
             case "view":
                 values.append(a[:, :])
             case name:
                 values.append(getattr(torch.ops.pygraph_episodes, name)(a))
 
 
-def arguments(rank: Rank, shared: random.Random, own: random.Random) -> list[Any]:
-    """Of one call: rows of each rank's own, and splits that all ranks know."""
-    size, rows = rank.size, own.choice((3, 3, 3, 5))
-    step = shared.choice((0, 0, 0, 1))
+def arguments(rank: Rank, shared: random.Random, own: random.Random, sizes: random.Random) -> list[Any]:
+    """Of one call: rows drawn from ``sizes``, and splits that all ranks know."""
+    size, rows = rank.size, sizes.choice((*[3] * 9, 5))
+    step = shared.choice((*[0] * 9, 1))
     sent = [[1 + (a + b * step) % 2 for b in range(size)] for a in range(size)]
     mine, theirs = sent[rank.number], [row[rank.number] for row in sent]
 
     def whole(rows: int) -> torch.Tensor:
-        return torch.tensor([[float(own.randint(0, 6)) for _ in range(WIDTH)] for _ in range(rows)])
+        values = [[float(own.randint(0, 6)) for _ in range(WIDTH)] for _ in range(rows)]
+        return torch.tensor(values, device=rank.device)
 
     return [whole(rows), whole(rows), whole(sum(mine)), *mine, *theirs]
 
@@ -173,45 +186,98 @@ def call(run: Any, args: list[Any], seed: int, groups: Sequence[Any]) -> tuple[A
     except ValueError as error:
         raised = str(error)
     sent = [group._get_sequence_number_for_group() - n for group, n in zip(groups, before, strict=True)]
-    drawn = torch.get_rng_state()[:64].tolist() if raised is None else None
+    state = torch.get_rng_state() if args[0].device.type == "cpu" else torch.cuda.get_rng_state()
+    drawn = state[:64].tolist() if raised is None else None
     return [t.tolist() for t in (*outputs, *tensors)], raised, sent, given, drawn
+
+
+class Drawn(JointContest):
+    """Takes four turns, in an order that all ranks know, and finds anything."""
+
+    TURNS = 4
+    source: random.Random
+
+    def _took(self, order: str, seconds: float) -> Decision | None:
+        return self._rounds.decide(self.source.choice((DEPENDENCES, DEPENDENCES, DEPENDENCES, PROGRAM)), 4)
+
+
+class Clock:
+    """Times nothing, and is always done."""
+
+    def stop(self) -> None:
+        pass
+
+    def seconds(self) -> float:
+        return 1.0
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """Times are drawn, and nobody is waited for long."""
+    timer: Any = lambda *_: Clock()  # noqa: E731
+    with (
+        mock.patch.multiple(HostDriver, timer=timer, no_collectives=lambda _: None),
+        mock.patch.object(CudaDriver, "timer", timer),
+        mock.patch.multiple(votes, JointContest=Drawn, SECONDS=3.0),
+        mock.patch.object(contest, "_PLAN", (DEPENDENCES, PROGRAM) * 2),
+    ):
+        yield
 
 
 def episode(seed: int, rank: Rank, groups: Sequence[Any], happened: Counter[str]) -> None:
     shared, own = random.Random(seed), random.Random(seed * 64 + rank.number + 1)
+    alike = rank.device != "cpu" or seed % 2 == 0
     lines = draw(shared)
     last = max((at for at, line in enumerate(lines) if line.op in COLLECTIVES), default=-1)
     first = next((at for at, line in enumerate(lines) if line.op == "opaque"), -1)
     alone = first > last  # a rank that raises before a collective leaves the others waiting, uncaptured, too
     program = Program(lines, groups, rank)
-    always = own.random() < 0.1
-    options = RegionOptions(own.randint(2, 4), own.choice((1, 1, 2, 64)), verify_every=int(always))
-    region = Region(lambda args: program(args), HostDriver(), name=f"episode{seed}", options=options)
+    always = not alike and own.random() < 0.1
+    options = RegionOptions(
+        (shared if alike else own).randint(2, 4),
+        64 if alike else own.choice((1, 1, 2, 64)),
+        verify_every=int(always),
+        order=shared.choice(("program", "measured")),
+        collectives="measured",
+    )
+    driver = make_driver(rank.device)
+    assert driver is not None
+    region = Region(lambda args: program(args), driver, name=f"episode{seed}", options=options)
+    Drawn.source = own
     broken.clear()
     broken.update(name for name in ("suspect", "opaque") if own.random() < 0.1)
-    ours: Any = program if own.random() < 0.1 else region
-    closes = own.randint(2, 12) if own.random() < 0.15 else None
-    for number in range(shared.randint(6, 14)):
+    ours: Any = program if not alike and own.random() < 0.1 else region
+    closes = own.randint(2, 12) if not alike and own.random() < 0.15 else None
+    for number in range(shared.randint(6, 24)):
         raises[0] = (own if alone else shared).random() < 0.15
         if broken and own.random() < 0.2:
             broken.clear()
         if number == closes:
             region.close()
-        args = arguments(rank, shared, own)
+        args = arguments(rank, shared, own, shared if alike else own)
         expected = call(program, args, seed + number, groups)
         found = call(ours, args, seed + number, groups)
         names = ("results", "what was raised", "collectives", "arguments that are held", "draws")
+        voted = found[2] == [2 * count for count in expected[2]]  # all ranks have replayed, and run uncaptured
+        happened["votes"] += voted
+        if voted or rank.device != "cpu":  # a group does not count what is sent by a replay on a GPU
+            found = (*found[:2], expected[2], *found[3:])
         for what, one, other in zip(names, found, expected, strict=True):
             assert one == other, f"call {number}: {what}: {one} instead of {other}; {options} {lines} {region.record}"
         happened["raised"] += found[1] is not None
     happened["evicting"] += options.max_captures < region.record.captures
     happened["not captured"] += region.record.captures == 0
     happened.update(f"refused {reason}" for reason in region.record.refusals)
+    happened.update(note.partition(":")[0] for note in region.record.notes)
     region.close()
+    happened.update(counts)
+    counts.clear()  # votes compare them: a rank that has run a program without a region has others
 
 
-def main(number: int, size: int, store: str, count: int, seed: int) -> None:
-    rank = Rank(number, size, store)
+def main(number: int, size: int, store: str, count: int, seed: int, device: str = "cpu") -> None:
+    if device == "cuda":
+        torch.cuda.set_device(number)
+    rank = Rank(number, size, store, device)
     rank.begin("episodes", SECONDS)
     groups = [distributed.group.WORLD, distributed.new_group(list(range(size)))]
     happened: Counter[str] = Counter()
@@ -222,14 +288,14 @@ def main(number: int, size: int, store: str, count: int, seed: int) -> None:
             rank.say(reached=current)
         print(f"episode {current}", file=sys.stderr)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), drawing():
                 episode(current, rank, groups, happened)
         except AssertionError:
             differed += 1
             rank.say(seed=current, error=traceback.format_exc())
-    rank.say(episodes=count, first=seed, differed=differed, happened={**happened, **counts})
+    rank.say(episodes=count, first=seed, differed=differed, happened=happened)
     rank.end()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), *sys.argv[6:])

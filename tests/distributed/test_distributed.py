@@ -99,19 +99,23 @@ def test_each_check_has_its_own_error() -> None:
     assert wrong(2, names) is found, "processes are started once"
 
 
-def _episodes(size: int, count: int, seconds: float) -> None:
-    for rank in launch("tests.distributed.episodes", size, [str(count), "0"], seconds=seconds):
+def episodes(size: int, count: int, seconds: float, device: str = "cpu") -> None:
+    """So many random programs, which are right, and none hangs. Some capture collectives."""
+    for rank in launch("tests.distributed.episodes", size, [str(count), "0", device], seconds=seconds):
         assert [line["error"] for line in rank if "error" in line] == []
         assert rank[-1]["episodes"] == count
-        assert rank[-1]["happened"]["replays"] > count
+        happened = rank[-1]["happened"]
+        assert happened["replays"] > count
+        assert happened["votes"] > count / 20, happened
+        assert happened["collectives are captured"] >= count // 100, happened
 
 
 def test_random_programs_in_random_regions() -> None:
-    _episodes(2, 20, 300)
+    episodes(2, 20, 300)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(5400)
 @pytest.mark.parametrize(("size", "count"), [(2, 1000), (4, 100)])
 def test_no_random_run_hangs(size: int, count: int) -> None:
-    _episodes(size, count, 5000)
+    episodes(size, count, 5000)

@@ -7,6 +7,7 @@ import torch
 
 from tests.distributed import steps, votes
 from tests.distributed.checks import CHECKS, HOST_ONLY, passes
+from tests.distributed.test_distributed import episodes
 from tests.test_ranks import check
 
 VOTES = tuple(name for name, run in CHECKS.items() if run.__module__ == votes.__name__ and name not in HOST_ONLY)
@@ -27,6 +28,13 @@ def test_ranks_that_decide_otherwise(name: str, monkeypatch: pytest.MonkeyPatch)
         pytest.skip("needs 2 devices")
     monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
     passes(2, (*VOTES, *ORDER), name, "cuda", 400)
+
+
+def test_random_programs_in_random_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 devices")
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
+    episodes(2, 100, 400, "cuda")
 
 
 @pytest.mark.parametrize("name", STEPS)
