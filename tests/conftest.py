@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -35,6 +37,8 @@ _SHORT = ("ir", "passes", "program", "frontend", "filecheck", "report", "calibra
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that compile most come first, and those that compile nothing last: with two workers, none is left with a
     long one at the end."""
+    # pytest listens to loggers that do not propagate: torch would write out all that it compiles, for nobody.
+    logging.getLogger("torch.__trace").propagate = True
     items.sort(key=lambda item: (item.path.parent.name in _SHORT) - (item.path.parent.name in _LONG))
 
 
@@ -81,15 +85,24 @@ def _untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYGRAPH_ORDER", "program")
 
 
+def _no_latency(*_: object) -> float:
+    """Dynamo times the guards of each compilation behind a flush of the processor's caches, which takes 20 ms."""
+    return 0.0
+
+
 @pytest.fixture(autouse=True)
 def _compiled_anew() -> Iterator[None]:
     """AOTAutograd's cache would restore what another test compiled, and skip what this one is about."""
     if "torch" not in sys.modules:
         yield
         return
+    from torch._dynamo import guards
     from torch._functorch import config
 
-    with config.patch(enable_autograd_cache=False):
+    with (
+        config.patch(enable_autograd_cache=False),
+        mock.patch.object(guards, "profile_guard_manager", _no_latency),
+    ):
         yield
 
 
