@@ -65,6 +65,7 @@ class Forked:
     ) -> None:
         """Run ``code`` with ``arguments`` in ``sys.argv``; it writes to the files ``out`` and ``err``."""
         environ = dict(os.environ if env is None else env)
+        self.out, self.err = out, err
         self.pid = int(_ask([code, [*map(str, arguments)], environ, str(out), str(err)]))
         self.returncode: int | None = None
 
@@ -91,14 +92,19 @@ def run(
     """Run ``code`` to its end; it is killed after ``seconds``."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        process, end = Forked(code, *arguments, env=env, out=out, err=err), time.monotonic() + seconds
-        try:
-            while process.poll() is None and time.monotonic() < end:
-                time.sleep(0.02)
-        finally:
-            process.kill()
-            status = process.wait()
-        return subprocess.CompletedProcess(arguments, status, out.read_text(), err.read_text())
+        return ended(Forked(code, *arguments, env=env, out=out, err=err), seconds)
+
+
+def ended(process: Forked, seconds: float) -> subprocess.CompletedProcess[str]:
+    """The process, once it has ended; it is killed after ``seconds``."""
+    end = time.monotonic() + seconds
+    try:
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        status = process.wait()
+    return subprocess.CompletedProcess((), status, process.out.read_text(), process.err.read_text())
 
 
 def module(name: str) -> str:
