@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).parents[1]
 
 _ENVIRON = dict(os.environ)
@@ -60,13 +62,8 @@ exec(code)
 class Forked:
     """A process, as ``subprocess.Popen`` has them: ``returncode`` is None until it was found to have ended."""
 
-    def __init__(
-        self, code: str, *arguments: object, out: Path, err: Path, env: Mapping[str, str] | None = None
-    ) -> None:
-        """Run ``code`` with ``arguments`` in ``sys.argv``; it writes to the files ``out`` and ``err``."""
-        environ = dict(os.environ if env is None else env)
-        self.out, self.err = out, err
-        self.pid = int(_ask([code, [*map(str, arguments)], environ, str(out), str(err)]))
+    def __init__(self, code: str, arguments: list[str], env: Mapping[str, str], out: Path, err: Path) -> None:
+        self.pid = int(_ask([code, arguments, dict(env), str(out), str(err)]))
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -86,17 +83,20 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def run(
-    code: str, *arguments: object, env: Mapping[str, str] | None = None, seconds: float = 300
-) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` to its end; it is killed after ``seconds``."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        return ended(Forked(code, *arguments, env=env, out=out, err=err), seconds)
+def start(
+    code: str, *arguments: object, env: Mapping[str, str] | None = None, out: Path, err: Path
+) -> Forked | subprocess.Popen[bytes]:
+    """Run ``code`` with ``arguments`` in ``sys.argv``, in the environment ``env`` or this process's. It writes to the
+    files ``out`` and ``err``. Beside a CUDA device it has an interpreter of its own: CUDA does not survive a fork."""
+    given, env = [*map(str, arguments)], os.environ if env is None else env
+    if not torch.cuda.is_available():
+        return Forked(code, given, env, out, err)
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        return subprocess.Popen([sys.executable, "-c", code, *given], cwd=ROOT, env=env, stdout=stdout, stderr=stderr)
 
 
-def ended(process: Forked, seconds: float) -> subprocess.CompletedProcess[str]:
-    """The process, once it has ended; it is killed after ``seconds``."""
+def ended(process: Forked | subprocess.Popen[bytes], seconds: float) -> int:
+    """The status of the process, once it has ended; it is killed after ``seconds``."""
     end = time.monotonic() + seconds
     try:
         while process.poll() is None and time.monotonic() < end:
@@ -104,7 +104,17 @@ def ended(process: Forked, seconds: float) -> subprocess.CompletedProcess[str]:
     finally:
         process.kill()
         status = process.wait()
-    return subprocess.CompletedProcess((), status, process.out.read_text(), process.err.read_text())
+    return status
+
+
+def run(
+    code: str, *arguments: object, env: Mapping[str, str] | None = None, seconds: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` to its end, as ``start`` does; it is killed after ``seconds``."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        status = ended(start(code, *arguments, env=env, out=out, err=err), seconds)
+        return subprocess.CompletedProcess([code], status, out.read_text(), err.read_text())
 
 
 def module(name: str) -> str:

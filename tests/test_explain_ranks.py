@@ -56,8 +56,8 @@ def launch(folder: Path, script: str, *options: str, restarts: int = 0) -> subpr
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
 
 
-def forks(folder: Path, script: str, *options: str) -> list[subprocess.CompletedProcess[str]]:
-    """The same two ranks as torchrun starts them, but forked, from a process that has imported torch."""
+def forks(folder: Path, script: str, *options: str) -> list[tuple[int, str]]:
+    """Status and output of the same two ranks, started as torchrun does, without its process and imports."""
     from torch.distributed import TCPStore
 
     (folder / "net.py").write_text(HEAD + script)
@@ -67,7 +67,7 @@ def forks(folder: Path, script: str, *options: str) -> list[subprocess.Completed
     environ |= {"TORCHELASTIC_RESTART_COUNT": "0"}
     code = f"{ONE_THREAD}; import os, sys; os.chdir(sys.argv.pop(1)); {forked.module('pygraph')}"
     each = [
-        forked.Forked(
+        forked.start(
             code,
             *(folder, "explain", "net.py", *options),
             env={**environ, "RANK": str(rank)},
@@ -76,13 +76,13 @@ def forks(folder: Path, script: str, *options: str) -> list[subprocess.Completed
         )
         for rank in range(2)
     ]
-    return [forked.ended(process, SECONDS) for process in each]
+    return [(forked.ended(process, SECONDS), (folder / f"out{rank}").read_text()) for rank, process in enumerate(each)]
 
 
-def told(result: subprocess.CompletedProcess[str]) -> str:
+def told(output: str) -> str:
     """What the report on stdout, of which there is one, says of ranks."""
-    before, *after = result.stdout.split("\nRanks\n")
-    assert (len(after), before.count("  coverage ")) == (1, 1), result.stdout + result.stderr
+    before, *after = output.split("\nRanks\n")
+    assert (len(after), before.count("  coverage ")) == (1, 1), output
     return " ".join(after[0].split())
 
 
@@ -103,14 +103,14 @@ print("child of", rank, child.exitcode)
 """
     result = launch(tmp_path, script, "--strict")
     assert result.returncode == 0, result.stderr
-    assert re.search(r"─ 1 nothing$", told(result))
+    assert re.search(r"─ 1 nothing$", told(result.stdout))
     assert "child of 0 -15\n" in result.stdout
 
 
 def test_one_report_says_what_differs_in_every_format(tmp_path: Path) -> None:
     script = "run(plain, rows=2 + rank, calls=4 + rank)\ntorch._dynamo.config.capture_scalar_outputs = True\n"
     script += "if rank: run(reads)\n"
-    result, other = forks(tmp_path, script, "--json", "all.json", "--html", "all.html", "--strict")
+    (status, shown), other = forks(tmp_path, script, "--json", "all.json", "--html", "all.html", "--strict")
     size = r"graph0_inference: input %\S+ : f32\[3, 4\]@cpu, on rank 0 %\S+ : f32\[2, 4\]@cpu"
     calls = "graph0_inference: region 0: replays 3, on rank 0 2"
     document = json.loads((tmp_path / "all.json").read_text())
@@ -121,11 +121,11 @@ def test_one_report_says_what_differs_in_every_format(tmp_path: Path) -> None:
     assert re.fullmatch(size, second["differences"][0])
     assert second["differences"][1:] == [calls, "compiled graph1_inference (reads at net.py:10); rank 0 did not"]
     assert (first["incomplete"], second["incomplete"]) == (False, True)
-    assert calls in told(result)
+    assert calls in told(shown)
     page = (tmp_path / "all.html").read_text()
     assert "<h3>Ranks</h3>" in page
     assert calls in page
-    assert (result.returncode, other.returncode, other.stdout) == (3, 0, "")
+    assert (status, other) == (3, (0, ""))
 
 
 @pytest.mark.sweep
@@ -140,7 +140,7 @@ distributed.all_reduce(torch.ones(2))
 """
     result = launch(tmp_path, script)
     assert result.returncode == 1
-    assert "1 failed: ValueError: on one rank" in told(result)
+    assert "1 failed: ValueError: on one rank" in told(result.stdout)
     assert result.stderr.count("\nValueError: on one rank\n") == 1
     assert re.search(r"^rank 0: (Traceback|net\.py: .* SIGTERM)", result.stderr, re.MULTILINE)
 
@@ -161,7 +161,7 @@ open("ran", "w").close()
 """
     result = launch(tmp_path, script)
     assert result.returncode == 1
-    shown = told(result)
+    shown = told(result.stdout)
     assert shown.endswith("1 failed: sent no report before it ended")
     assert ("0 failed: net.py: the script exited with status SIGTERM" in shown) is bool(more)
 

@@ -45,7 +45,7 @@ def attempt(
     build.load()  # built here, if it has to be: the ranks' time is for what they do
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            forked.Forked(
+            forked.start(
                 f"{ONE_THREAD}; {forked.module(module)}",
                 *(rank, size, Path(folder, "store"), *arguments),
                 env={**os.environ, **ENVIRONMENT},
