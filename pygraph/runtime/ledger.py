@@ -3,12 +3,13 @@
     spent = Σ over captures of (the call that captured - an uncaptured call)
     saved = Σ over replays of (an uncaptured call of its variant - a replay)
 
-All of it is time of the host in ordinary calls: nothing waits, nothing is run for it. With the average cost of a
-capture, and what a variant missed, that is, what its uncaptured calls would have saved as replays, it is captured where
+All of it is time of the host in ordinary calls: nothing waits, nothing is run for it. A capture is taken to cost as
+much as the cheapest so far, which loads nothing. A variant misses what its uncaptured calls would have saved as
+replays. It is captured where
 
-    spent + cost ≤ saved + 3 × cost     captures have paid, or are the first three
-    or missed ≥ cost                    its own calls would have paid for it
-    or it came back 32 times            and missed ≥ cost / 4
+    (captures - 3) × cost + cost ≤ saved    captures have paid, or are the first three
+    or missed ≥ cost                        its own calls would have paid for it
+    or it came back 32 times                and missed ≥ cost / 4
 
 So sizes that never return cost three captures, however many there are. A size that does return is captured after the
 calls that lose as much as its capture costs: whatever comes later, that is at most twice the least possible (ski
@@ -65,6 +66,7 @@ class Ledger:
     Args:
         attempts: captures that were tried
         spent_us: µs that they took on top of the calls that they were in
+        cost_us: µs of the cheapest of them
         saved_us: µs that replays saved; below 0, what they lost
         replays: how many are in the sum
         declined: calls that ran uncaptured because another capture would not have paid
@@ -72,6 +74,7 @@ class Ledger:
 
     attempts: int = 0
     spent_us: float = 0.0
+    cost_us: float = inf
     saved_us: float = 0.0
     replays: int = 0
     declined: int = 0
@@ -89,8 +92,10 @@ class Ledger:
 
     def captured(self, account: Account, seconds: float) -> None:
         """A call that captured, or tried to, took so long."""
+        cost = 1e6 * seconds - min(account.uncaptured, 1e6 * seconds)
         self.attempts += 1
-        self.spent_us += 1e6 * seconds - min(account.uncaptured, 1e6 * seconds)
+        self.spent_us += cost
+        self.cost_us = min(self.cost_us, cost)
 
     def settle(self, replays: int, account: Account | None = None) -> None:
         """Count those of so many ``replays`` of the region that are not counted yet, and take further ones for those of
@@ -105,7 +110,7 @@ class Ledger:
 
     def forgive(self) -> None:
         """Begin anew: the user wants captures to be tried."""
-        self.attempts, self.spent_us = 0, 0.0
+        self.attempts, self.spent_us, self.cost_us = 0, 0.0, inf
 
     def consents(self, account: Account, calls: int) -> bool:
         """True if a variant may be captured that ran ``calls`` times uncaptured; counts a call where it may not."""
@@ -116,8 +121,8 @@ class Ledger:
     def _pays(self, account: Account, calls: int) -> bool:
         if not self.attempts:
             return True
-        cost = self.spent_us / self.attempts
-        if self.spent_us + cost <= self.saved_us + CREDIT * cost:
+        cost = self.cost_us
+        if (self.attempts + 1 - CREDIT) * cost <= self.saved_us:
             return True
         saving = self.saved_us / self.replays if self.replays else _HOPED * account.uncaptured
         if calls < 2 or saving < _LEAST * account.uncaptured:  # the only one may have loaded kernels

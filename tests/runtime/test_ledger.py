@@ -87,6 +87,19 @@ def test_sizes_that_never_return_cost_three_captures() -> None:
     assert region.record.ledger.declined == 197 * 3, "all calls but the first of each size"
 
 
+def test_captures_that_were_dear_at_first_do_not_put_off_those_that_are_not() -> None:
+    """As where the first ones load the device's kernels: what a later one will cost is what the cheapest did."""
+    world = World(uncaptured=2300.0, replay=450.0, capture=500_000.0)
+    region = region_of(world)
+    sizes = list(range(2, 34))
+    for size in sizes * 34:
+        world.cost = 500_000.0 if region.record.captures < 2 else 120_000.0
+        call(region, world, [size])
+    assert call(region, world, sizes) == ["replay"] * len(sizes)
+    assert region.record.ledger is not None
+    assert region.record.ledger.cost_us == pytest.approx(120_000, rel=0.01)
+
+
 def test_sizes_that_cycle_beyond_the_room_cost_a_twentieth_at_most() -> None:
     world = World()
     region = region_of(world)
