@@ -92,7 +92,7 @@ class _Rounds:
         self.path, self._margin = path, margin
         self.times: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self.loops: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
-        """Seconds from a call in each order to the next call."""
+        """Seconds from a call in each order to the next call, but for those that timing it takes."""
         self._once = Lock()
 
     @property
@@ -126,11 +126,20 @@ class _Rounds:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A call in one order, and what times it."""
+    """A call in one order, what times it, and when it began."""
 
     order: str
     timer: Timer
     began: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A call that was timed: seconds that it took, and when timing it was over."""
+
+    order: str
+    seconds: float
+    left: float
 
 
 def _plan() -> Iterator[str]:
@@ -162,31 +171,37 @@ class Contest:
         self._under_way: deque[_Turn] = deque()
         self._calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self._vain = 0
-        self._last: _Turn | None = None
+        self._last: _Past | None = None
         """The call before, if it was timed."""
         self._leaving = Lock()
 
     def enter(self) -> _Turn | None:
         """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
         and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
-        now = self._begun()
+        self._come_round()
         order = None if self._vain >= PATIENCE else self._next()
         timer = None if order is None else self._driver.timer(self._device)
         if order is None or timer is None:
             return None
         self._vain += 1
-        return _Turn(order, timer, now)
+        return _Turn(order, timer, self._clock())
 
-    def _begun(self) -> float:
-        """The time at which a call begins, and the caller's loop has come round, if the last call was timed."""
-        last, self._last, now = self._last, None, self._clock()
+    def _come_round(self) -> None:
+        """A call begins: if the last one was timed, the caller's loop has come round."""
+        last, self._last = self._last, None
         if last is not None:
-            self._rounds.loops[last.order].append(now - last.began)
-        return now
+            self._rounds.loops[last.order].append(last.seconds + self._clock() - last.left)
 
     def leave(self, turn: _Turn | None) -> Decision | None:
         """A call of ``turn`` was submitted. Returns the decision, at the end of the call that finds it."""
-        self._vain, self._last = 0, turn
+        seconds = 0.0 if turn is None else self._clock() - turn.began
+        try:
+            return self._stop(turn)
+        finally:
+            self._last = None if turn is None else _Past(turn.order, seconds, self._clock())
+
+    def _stop(self, turn: _Turn | None) -> Decision | None:
+        self._vain = 0
         if turn is not None:
             turn.timer.stop()
         if not self._leaving.acquire(blocking=False):
@@ -270,13 +285,13 @@ class JointContest(Contest):
         self._timed_calls: list[int] = []
 
     def enter(self) -> _Turn | None:
-        now, place = self._begun(), self._place()
+        self._come_round()
+        place = self._place()
         if place >= self.TURNS:
             return None
-        return _Turn(_PLAN[place], self._driver.timer(self._device) or _Untimed(), now)
+        return _Turn(_PLAN[place], self._driver.timer(self._device) or _Untimed(), self._clock())
 
-    def leave(self, turn: _Turn | None) -> Decision | None:
-        self._last = turn
+    def _stop(self, turn: _Turn | None) -> Decision | None:
         if turn is not None:
             turn.timer.stop()
             self._under_way.append(turn)

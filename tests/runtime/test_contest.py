@@ -221,6 +221,23 @@ def test_an_order_that_makes_a_callers_loop_slower_is_not_chosen(behind: float, 
     assert ("slower in the caller's loop" in order_text([decision])) == decision.slower_loop
 
 
+def test_a_loop_is_not_taken_to_be_slower_for_the_time_that_timing_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a loop that the device bounds would seem to wait, and an order that takes the host longer to slow it."""
+    world.host |= {"program": 90.0, "dependences": 100.0}
+    world.device |= {"program": 130.0, "dependences": 100.0}
+    stop = WorldTimer.stop
+
+    def slow(timer: WorldTimer) -> None:
+        stop(timer)
+        world.now += 200.0
+
+    monkeypatch.setattr(WorldTimer, "stop", slow)
+    region, _ = make(driver=Parallel(), order="measured")
+    call(region, 3 + 300)
+    (decision,) = region.record.orders
+    assert (decision.order, decision.slower_loop) == ("dependences", False)
+
+
 @pytest.mark.parametrize(
     ("every", "cost"), [*((every, 1.03) for every in range(1, 9)), *((every, 0.9) for every in (1, *range(3, 9)))]
 )
