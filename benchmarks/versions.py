@@ -32,7 +32,9 @@ CAPTURING, FIRST = 12, 5
 """Calls after the first one that are timed one by one, and how many of them are drained: only these, since measured
 selection is to see the loop that is timed later."""
 SETTLING, MOST_SECONDS = 1200, 4.0
-"""Calls, and seconds at most, before blocks are timed."""
+"""Calls, and seconds at most, before blocks are timed, where one size comes."""
+RETURNS = 48
+"""How often each of several sizes comes before that, in three times as long at most."""
 BLOCK_SECONDS, CORES = 0.03, 4
 TOLERANCE = 0.01
 
@@ -88,8 +90,10 @@ class Worker:
         """Calls until nothing is measured any more, on ``cores``; then seconds and the peak of memory of a few."""
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), cores)
-        end, calls = time.perf_counter() + MOST_SECONDS, 0
-        while calls < SETTLING and time.perf_counter() < end:
+        turns = self._workload.turns
+        most = MOST_SECONDS if turns == 1 else 3 * MOST_SECONDS
+        end, calls = time.perf_counter() + most, 0
+        while calls < max(SETTLING, RETURNS * turns) and time.perf_counter() < end:
             self._step()
             calls += 1
         self._tidy()
