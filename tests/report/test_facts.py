@@ -84,7 +84,9 @@ def test_equal_rows_are_folded_in_order_of_first_occurrence() -> None:
 
 
 def test_a_region_says_why_once() -> None:
-    record = RegionRecord("r", State.UNCAPTURED, "host-read: x.item()", ledger=Ledger(2, 1234.0, -56.0, declined=7))
+    record = RegionRecord(
+        "r", State.UNCAPTURED, "host-read: x.item()", ledger=Ledger(2, 1234.0, 600.0, -56.0, declined=7)
+    )
     record.python_runs = Counter({"lib.b.default": 1})
     record.refusals = {"host-read": Refusal("host-read", "x.item()"), "opaque": Refusal("opaque", "y")}
     assert list(why(full_report(), RegionReport(0, (0,), (), (), True, "", record))) == [
@@ -121,7 +123,7 @@ def test_the_document_says_what_the_report_says() -> None:
     report = full_report()
     assert report.regions[0].record is not None
     report.regions[0].record.orders = [DECISION]
-    report.regions[0].record.ledger = Ledger(2, 1234.0, 56.0)
+    report.regions[0].record.ledger = Ledger(2, 1234.0, 600.0, 56.0)
     text = json_text([report, failed_report()])
     assert not re.search(r"0x[0-9a-f]{6,}", text)
     document = json.loads(text)
@@ -132,7 +134,7 @@ def test_the_document_says_what_the_report_says() -> None:
     assert (replayed["state"], refused["state"], refused["selected"]) == ("replay", "uncaptured", True)
     assert (replayed["record"]["workspace_bytes"], replayed["record"]["replays"]) == (4096, 1234)
     assert replayed["record"]["orders"][0]["dependences_us"] == DECISION.dependences_us
-    ledger = {"attempts": 2, "spent_us": 1234.0, "saved_us": 56.0, "replays": 0, "declined": 0}
+    ledger = {"attempts": 2, "spent_us": 1234.0, "cost_us": 600.0, "saved_us": 56.0, "replays": 0, "declined": 0}
     assert replayed["record"]["ledger"] == ledger
     assert (document["summary"]["spent_us"], document["summary"]["saved_us"]) == (1234.0, 56.0)
     assert refused["record"]["refusals"]["host-read"]["loc"] == "model.py:14"
