@@ -74,7 +74,7 @@ class Ledger:
 
     attempts: int = 0
     spent_us: float = 0.0
-    cost_us: float = inf
+    cost_us: float = 0.0
     saved_us: float = 0.0
     replays: int = 0
     declined: int = 0
@@ -95,7 +95,7 @@ class Ledger:
         cost = 1e6 * seconds - min(account.uncaptured, 1e6 * seconds)
         self.attempts += 1
         self.spent_us += cost
-        self.cost_us = min(self.cost_us, cost)
+        self.cost_us = cost if self.attempts == 1 else min(self.cost_us, cost)
 
     def settle(self, replays: int, account: Account | None = None) -> None:
         """Count those of so many ``replays`` of the region that are not counted yet, and take further ones for those of
@@ -110,7 +110,7 @@ class Ledger:
 
     def forgive(self) -> None:
         """Begin anew: the user wants captures to be tried."""
-        self.attempts, self.spent_us, self.cost_us = 0, 0.0, inf
+        self.attempts, self.spent_us, self.cost_us = 0, 0.0, 0.0
 
     def consents(self, account: Account, calls: int) -> bool:
         """True if a variant may be captured that ran ``calls`` times uncaptured; counts a call where it may not."""
