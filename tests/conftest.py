@@ -30,7 +30,7 @@ _numbers = itertools.count()
 _LIBRARIES = Path(os.environ.get("PYGRAPH_CACHE_DIR") or user_dir()).expanduser() / "native"
 
 
-_LONG = ("training",)
+_LONG = ("training", "distributed")
 _SHORT = ("ir", "passes", "program", "frontend", "filecheck", "report", "calibration")
 
 

@@ -111,7 +111,7 @@ def episodes(size: int, count: int, seconds: float, device: str = "cpu") -> None
 
 
 def test_random_programs_in_random_regions() -> None:
-    episodes(2, 20, 300)
+    episodes(2, 8, 300)
 
 
 @pytest.mark.sweep
