@@ -30,7 +30,7 @@ from torch import distributed, nn
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
-SIDES = ("eager", "default", "reduce-overhead", "pygraph", "eager-collectives", "step", "step-eager-collectives")
+SIDES = ("eager", "default", "reduce-overhead", "pygraph", "measured-collectives", "step", "step-measured-collectives")
 """``step``: by ``pygraph.train_step``; for training."""
 COMPARED = 6
 """Calls that are compared with eager ones."""
@@ -66,7 +66,7 @@ class Side:
 
         if not self.name.startswith("step"):
             return step
-        chosen = {"collectives": "eager"} if self.name != "step" else {}
+        chosen = {"collectives": "measured"} if self.name != "step" else {}
         return pygraph.train_step(step, options={"cache_dir": None, **chosen}, fullgraph=self.one)
 
 

@@ -66,7 +66,7 @@ class Settings:
     ledger: bool = True
     order: str = "measured"
     order_memory: float = 0.1
-    collectives: str = "measured"
+    collectives: str = "eager"
     cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)
 

@@ -15,7 +15,7 @@ OURS = "pygraph"
 """The side that every other one is compared with in time and memory."""
 PROGRAM_ORDER = "program-order"
 """PyGraph whose replays keep the program's order of launches."""
-EAGER_COLLECTIVES = "eager-collectives"
+MEASURED_COLLECTIVES = "measured-collectives"
 """PyGraph whose replays call collectives, whatever ranks could agree on."""
 UNCAPTURED = "uncaptured"
 """PyGraph's program without any region: for profiles, and no side of a benchmark."""
@@ -65,7 +65,7 @@ SIDES: dict[str, Side] = {
         Side("default", dict),
         Side("reduce-overhead", lambda: {"mode": "reduce-overhead"}, True),
         Side(PROGRAM_ORDER, partial(_ours_with, order="program"), True, asked=True),
-        Side(EAGER_COLLECTIVES, partial(_ours_with, collectives="eager"), True, asked=True),
+        Side(MEASURED_COLLECTIVES, partial(_ours_with, collectives="measured"), True, asked=True),
         Side(OURS, _ours),
     )
 }

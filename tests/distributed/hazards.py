@@ -338,7 +338,7 @@ def waits_stand_behind_their_collectives(rank: Rank) -> None:
 def each_rank_has_an_order_of_its_own(rank: Rank) -> None:
     """One keeps the program's. On another, launches run side by side, where they can; collectives come in turn."""
 
-    ours = compiled(fork, collectives="eager", order="program" if rank.number else "dependences")
+    ours = compiled(fork, order="program" if rank.number else "dependences")
     for call in range(CALLS):
         same(ours, fork, [tensor(rank, call)])
     captured(CALLS - 2)
@@ -372,7 +372,7 @@ def calls_in_a_row_keep_their_bits(rank: Rank) -> None:
         return [*(fn(x, kept).clone() for x in xs), *kept]
 
     xs = [numbers(8, 5, 1000 + call) for call in range(count)]
-    expected, found = results(layers), results(compiled(layers, collectives="eager", order="dependences"))
+    expected, found = results(layers), results(compiled(layers, order="dependences"))
     assert [n for n, pair in enumerate(zip(expected, found, strict=True)) if not torch.equal(*pair)] == []
     captured(count - 2)
     assert regions()[-1].timeline
