@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from threading import Lock
 from time import perf_counter
 from types import FunctionType
 from typing import Any
@@ -85,42 +84,57 @@ class Decision:
 
 
 class _Rounds:
-    """Medians of rounds, and what they say. ``path`` is the file that the decision goes to, if it is kept; ``margin``
-    the fraction by which the other order has to be faster."""
+    """Calls that were timed, and what their medians say. ``path`` is the file that the decision goes to, if it is kept;
+    ``margin`` the fraction by which the other order has to be faster. An exception that comes in between, at any line,
+    loses no round and no decision: both are read from the calls."""
 
     def __init__(self, path: Path | None, margin: float) -> None:
         self.path, self._margin = path, margin
-        self.times: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
+        self.calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self.loops: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         """Seconds from a call in each order to the next call, but for those that timing it takes."""
-        self._once = Lock()
+        self._judged = 0
+        """Rounds that said nothing yet."""
 
     @property
-    def whole(self) -> int:
-        """Rounds that both orders are through with."""
-        return min(len(times) for times in self.times.values())
+    def timed(self) -> int:
+        """Calls so far."""
+        return sum(map(len, self.calls.values()))
 
-    def judge(self, calls: int) -> Decision | None:
-        """A decision once they say something; ``calls`` were timed."""
-        won = [other < (1 - self._margin) * program for program, other in zip(*self.times.values(), strict=False)]
-        if won.count(False) > _LOSSES:
-            return self.decide(PROGRAM, calls)
-        return self.decide(DEPENDENCES, calls) if won.count(True) >= ROUNDS - _LOSSES else None
+    def _times(self) -> dict[str, list[float]]:
+        """The median of each round, by order."""
+        return {
+            order: [median(calls[end - TURNS : end]) for end in range(TURNS, len(calls) + 1, TURNS)]
+            for order, calls in self.calls.items()
+        }
 
-    def decide(self, order: str, calls: int) -> Decision | None:
-        """The decision, for whoever comes first."""
-        if not self._once.acquire(blocking=False):
+    def judge(self) -> Decision | None:
+        """A decision, if a round that both orders are through with since the last time says something."""
+        whole = min(map(len, self.calls.values())) // TURNS
+        if whole == self._judged:
             return None
-        program_us, dependences_us = (median(times) * 1e6 if times else 0.0 for times in self.times.values())
-        slower = order == DEPENDENCES and self._slows_the_loop()
-        return Decision(PROGRAM if slower else order, program_us, dependences_us, calls, slower)
+        won = [other < (1 - self._margin) * program for program, other in zip(*self._times().values(), strict=False)]
+        if won.count(False) > _LOSSES:
+            return self.decide(PROGRAM)
+        if won.count(True) >= ROUNDS - _LOSSES:
+            return self.decide(DEPENDENCES)
+        self._judged = whole
+        return None
 
-    def _slows_the_loop(self) -> bool:
-        """True if the other order makes the caller's loop slower, where that is not ahead of the device."""
+    def decide(self, order: str) -> Decision:
+        """The decision for ``order``, unless that makes the caller's loop slower."""
+        times = self._times()
+        program_us, dependences_us = (median(found) * 1e6 if found else 0.0 for found in times.values())
+        slower = order == DEPENDENCES and self._slows_the_loop(times[PROGRAM])
+        return Decision(PROGRAM if slower else order, program_us, dependences_us, self.timed, slower)
+
+    def _slows_the_loop(self, times: list[float]) -> bool:
+        """True if the other order makes the caller's loop slower, where that is not ahead of the device, which takes
+        ``times`` in that of the program."""
         if min(map(len, self.loops.values())) < TURNS:
             return False
         program, dependences = map(median, self.loops.values())
-        waits = program > (1 - LOOP_MARGIN) * median(self.times[PROGRAM])
+        waits = program > (1 - LOOP_MARGIN) * median(times)
         return waits and dependences > (1 + LOOP_MARGIN) * program
 
 
@@ -169,11 +183,13 @@ class Contest:
         self._driver, self._device, self._clock = driver, _device(args), clock
         self._rounds = _Rounds(path, margin)
         self._under_way: deque[_Turn] = deque()
-        self._calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self._vain = 0
         self._last: _Past | None = None
         """The call before, if it was timed."""
-        self._leaving = Lock()
+        self._leaving: list[object] = []
+        """The call that looks for a decision; behind it, those that leave it to that one."""
+        self._decision: Decision | None = None
+        self._over = False
 
     def enter(self) -> _Turn | None:
         """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
@@ -192,59 +208,54 @@ class Contest:
         if last is not None:
             self._rounds.loops[last.order].append(last.seconds + self._clock() - last.left)
 
-    def leave(self, turn: _Turn | None) -> Decision | None:
-        """A call of ``turn`` was submitted. Returns the decision, at the end of the call that finds it."""
-        seconds = 0.0 if turn is None else self._clock() - turn.began
+    def leave(self, turn: _Turn | None, choose: Callable[[Decision], None]) -> None:
+        """A call of ``turn`` was submitted. ``choose`` is told the decision at the end of the call that finds it; and
+        again at the end of the next, for as long as something is raised there."""
+        seconds, me = 0.0 if turn is None else self._clock() - turn.began, object()
         try:
-            return self._stop(turn)
+            self._stop(turn)
+            self._leaving.append(me)
+            if self._leaving[0] is me and not self._over:
+                self._decision = self._decision or self._find(turn)
+                if self._decision is not None:
+                    choose(self._decision)
+                    self._over = True
         finally:
+            if me in self._leaving:
+                self._leaving.remove(me)
             self._last = None if turn is None else _Past(turn.order, seconds, self._clock())
 
-    def _stop(self, turn: _Turn | None) -> Decision | None:
+    def _stop(self, turn: _Turn | None) -> None:
         self._vain = 0
         if turn is not None:
             turn.timer.stop()
-        if not self._leaving.acquire(blocking=False):
-            return None
-        try:
-            if turn is not None:
-                self._under_way.append(turn)
-            while self._under_way:
-                seconds = self._under_way[0].timer.seconds()
-                if seconds is None:
-                    return None
-                decision = self._took(self._under_way.popleft().order, seconds)
-                if decision is not None:
-                    return decision
-            return None
-        finally:
-            self._leaving.release()
+
+    def _find(self, turn: _Turn | None) -> Decision | None:
+        """The decision, if calls that are over by now say something."""
+        if turn is not None:
+            self._under_way.append(turn)
+        while (found := self._judge()) is None and self._under_way:
+            seconds = self._under_way[0].timer.seconds()
+            if seconds is None:
+                break
+            self._rounds.calls[self._under_way.popleft().order].append(seconds)
+        return found
+
+    def _judge(self) -> Decision | None:
+        return self._rounds.judge()
 
     def keep(self, decision: Decision) -> None:
         """Keep ``decision`` for other processes."""
         if self._rounds.path is not None:
             _write(self._rounds.path, decision)
 
-    @property
-    def _timed(self) -> int:
-        return sum(map(len, self._calls.values()))
-
     def _next(self) -> str | None:
         """Whose turn it is; None while what is under way may decide. Threads may have taken one turn together."""
-        place = self._timed + len(self._under_way)
+        place = self._rounds.timed + len(self._under_way)
         if place < len(_PLAN):
             return _PLAN[place]
-        short = [order for order, calls in self._calls.items() if len(calls) < ROUNDS * TURNS]
+        short = [order for order, calls in self._rounds.calls.items() if len(calls) < ROUNDS * TURNS]
         return None if self._under_way or not short else short[0]
-
-    def _took(self, order: str, seconds: float) -> Decision | None:
-        """A call of ``order`` took so long. Returns the decision, if it ends a round that says something."""
-        calls, times = self._calls[order], self._rounds.times[order]
-        calls.append(seconds)
-        if len(calls) % TURNS:
-            return None
-        times.append(median(calls[-TURNS:]))
-        return self._rounds.judge(self._timed) if len(times) == self._rounds.whole else None
 
 
 class _Untimed:
@@ -291,23 +302,27 @@ class JointContest(Contest):
             return None
         return _Turn(_PLAN[place], self._driver.timer(self._device) or _Untimed(), self._clock())
 
-    def _stop(self, turn: _Turn | None) -> Decision | None:
+    def _stop(self, turn: _Turn | None) -> None:
         if turn is not None:
             turn.timer.stop()
             self._under_way.append(turn)
             self._timed_calls.append(self._place())
-        if self._place() < self.TURNS - 1 or not self._leaving.acquire(blocking=False):
+
+    def _find(self, turn: _Turn | None) -> Decision | None:
+        if self._place() < self.TURNS - 1:
             return None
         self._driver.synchronise(self._device)
-        found: Decision | None = None
         while self._under_way:
             turn = self._under_way.popleft()
             seconds = turn.timer.seconds()
             if seconds is not None:
-                found = self._took(turn.order, seconds) or found
-        decision = found or self._rounds.decide(PROGRAM, self._timed)
-        assert decision is not None
-        won = self._agree(str(self._timed_calls) if decision.order == DEPENDENCES else None)
+                self._rounds.calls[turn.order].append(seconds)
+        decision = self._judge() or self._rounds.decide(PROGRAM)
+        try:
+            won = self._agree(str(self._timed_calls) if decision.order == DEPENDENCES else None)
+        except Exception:  # ranks cannot talk to each other: they are not asked again
+            self._decision = dataclasses.replace(decision, order=PROGRAM)
+            raise
         return dataclasses.replace(decision, order=DEPENDENCES if won else PROGRAM)
 
 

@@ -162,7 +162,8 @@ class Lives:
         except StopIteration:
             pass
         except BaseException:
-            self.table.settle(variant)
+            if self.table.settle(variant):
+                self._count_capture(variant)
             raise
         finally:
             self.record.contests = self.table.contests
@@ -383,7 +384,7 @@ class Lives:
 
     def _adopt(self, variant: Variant, made: Captured, *, tolerant: bool) -> Refusal | None:
         """Replay what was captured from now on; or why not, if the region was closed meanwhile."""
-        program, record = made.program, self.record
+        program = made.program
         checks = self.subject.options.verify_every
         replay: Replay = made.executable.replay
         variant.checked = Checked(program, tolerant) if checks else None
@@ -395,7 +396,6 @@ class Lives:
         self._slots = made.table
         if voted is not None:
             self._open_votes(variant, *voted)
-        record.state, record.reason = State.REPLAY, None
         self.add_notes(*made.table.notes, *[TOLERATED] * tolerant)
         self.tell(variant, program)
         for each in evicted:
@@ -414,7 +414,7 @@ class Lives:
             if outputs is not None:
                 ledger.replayed(account, clock() - began)
                 if account.timed >= TIMED and variant.replay is timed_replay:
-                    self.table.replace(variant, replay, *variant.held)
+                    self.table.replace(variant, replay, *variant.held, contest=variant.contest)
                     self.prefer(variant)
             return outputs
 
@@ -534,26 +534,29 @@ class Lives:
                 outputs = serial.replay(args)
             if outputs is not None:
                 self._queued = 0
-                decision = contest.leave(turn)
-                if decision is not None:
-                    winner = rival if decision.order == DEPENDENCES else serial
-                    variant.contest = None
-                    if self.table.replace(variant, self.timed(variant, winner.replay), winner):
-                        chosen(variant, decision)
-                    contest.keep(decision)
-                    self.record.contests = self.table.contests
-                    self.prefer(variant)
+                contest.leave(turn, choose)
             return outputs
 
-        variant.contest = contest
-        if self.table.replace(variant, self.timed(variant, contested), serial, rival):
+        def choose(decision: Decision) -> None:
+            winner = rival if decision.order == DEPENDENCES else serial
+            contest.keep(decision)
+            if variant.held == (serial, rival):  # or another thread has freed them
+                chosen(variant, decision)
+                variant.contest = self.latest = None
+                self.record.contests = self.table.contests
+                # last: until then, whatever is raised, the next call chooses again
+                self.table.replace(variant, self.timed(variant, winner.replay), winner)
+            self.prefer(variant)
+
+        if self.table.replace(variant, self.timed(variant, contested), serial, rival, contest=contest):
             return True
         rival.close()
         return False
 
     def order_chosen(self, variant: Variant, decision: Decision) -> None:
-        """``variant`` is replayed in one of its two orders from now on."""
-        self.record.orders.append(decision)
+        """``variant`` is replayed in one of its two orders from now on. May be told twice."""
+        if not any(each is decision for each in self.record.orders):
+            self.record.orders.append(decision)
         variant.order = decision.order
 
     # -- votes of ranks ------------------------------------------------------------------------------------------------
@@ -676,10 +679,17 @@ class Lives:
 
     def tell(self, variant: Variant, program: Program) -> None:
         """A program is replayed from now on."""
-        self.record.count_capture(program)
+        self.record.describe(program)
+        self._count_capture(variant)
         if self.subject.on_capture is not None:
             self.subject.on_capture(program)
         self.journal.captured(self.sizes(variant), self._duration_us, program.layout.nbytes)
+
+    def _count_capture(self, variant: Variant) -> None:
+        """What ``variant`` is replayed by counts, once."""
+        self.record.state, self.record.reason = State.REPLAY, None
+        if not variant.counted:
+            variant.counted, self.record.captures = True, self.record.captures + 1
 
     def note(self, refusal: Refusal, variant: Variant | None = None, *, waits: str = "") -> None:
         """Something was refused."""

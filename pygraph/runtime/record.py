@@ -96,9 +96,8 @@ class RegionRecord:
         if self.ledger is not None:
             self.ledger.settle(self.replays)
 
-    def count_capture(self, program: Program) -> None:
+    def describe(self, program: Program) -> None:
         """``program`` is replayed from now on."""
-        self.captures += 1
         self.slots, self.launches = len(program.slots), len(program.recording.launches)
         self.workspace_bytes = program.layout.nbytes
         self.timeline = timeline(program) or self.timeline

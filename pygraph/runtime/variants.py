@@ -171,6 +171,7 @@ class Variant:
         joint: the same, at calls at which ranks vote
         contest: what times its calls in two orders
         shared: its replays send captured collectives
+        counted: the region's captures include what it is replayed by
     """
 
     ran = 0
@@ -188,6 +189,7 @@ class Variant:
     joint: Life | None = None
     contest: Contest | None = None
     shared = False
+    counted = False
 
     def __init__(self, key: Hashable, signature: Hashable, wanted: int) -> None:
         self.key, self.signature, self.wanted = key, signature, wanted
@@ -245,7 +247,7 @@ class Variant:
             self.order = None  # what was decided on captured collectives says nothing of eager calls
         held, self.held = self.held, ()
         self.replay = self.life = self.joint = self.contest = self.checked = None
-        self.shared = False
+        self.shared = self.counted = False
         for executable in held:
             executable.close()
 
@@ -331,11 +333,11 @@ class VariantTable:
             self._track(oldest)
         return evicted
 
-    def replace(self, variant: Variant, replay: Replay, *held: Executable) -> bool:
-        """Replay ``variant`` by other executables, unless another thread frees it; whether that is so. Those that it
-        held, and ``held`` where it is freed, are closed."""
+    def replace(self, variant: Variant, replay: Replay, *held: Executable, contest: Contest | None = None) -> bool:
+        """Replay ``variant`` by other executables, which ``contest`` times, unless another thread frees it; whether
+        that is so. Those that it held, and ``held`` where it is freed, are closed."""
         before = variant.held
-        variant.held, variant.replay = held, replay
+        variant.held, variant.replay, variant.contest = held, replay, contest  # at once, whatever comes in between
         kept = variant in self._captured
         if not kept:  # now, or before
             variant.free()
@@ -355,11 +357,13 @@ class VariantTable:
         self._track(variant)
         return True
 
-    def settle(self, variant: Variant) -> None:
-        """Something was raised while ``variant`` was captured: it is, or there is nothing of it."""
-        if variant not in self._captured:
+    def settle(self, variant: Variant) -> bool:
+        """Something was raised while ``variant`` was captured: it is, or there is nothing of it; whether it is."""
+        captured = variant in self._captured
+        if not captured:
             self._forget(variant)
             variant.free()
+        return captured
 
     def _forget(self, variant: Variant) -> None:
         """``variant`` is captured no longer."""

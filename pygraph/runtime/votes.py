@@ -274,7 +274,7 @@ def joint(lives: Lives, ballot: Ballot, variant: Variant, sends: str) -> Generat
     waiting = variant.life if is_alive(variant.life) else None
     variant.life, variant.shared = None, True
     executable = kept.executable
-    begun = lives.begin_contest(variant, contest, executable, partial(_chosen, lives, kept.program, waiting))
+    begun = lives.begin_contest(variant, contest, executable, partial(_chosen, lives, [kept.program], waiting))
     lives.add_notes(*[AGREED] * begun)
     if waiting is None or not begun:
         return
@@ -302,18 +302,19 @@ def _contest(lives: Lives, vote: Vote, call: Call, margin: float) -> JointContes
 
 def _chosen(
     lives: Lives,
-    program: Program,
+    untold: list[Program],
     waiting: Life | None,
     variant: Variant,
     decision: Decision,
 ) -> None:
-    """Times have decided on the captured collectives of ``program``. Where replays go on calling them, the life that
-    was ``waiting`` does, too."""
+    """Times have decided on the captured collectives of the program that is ``untold``, the first time. Where replays
+    go on calling them, the life that was ``waiting`` does, too."""
     captured = decision.order == DEPENDENCES
-    if captured:
-        lives.tell(variant, program)
-    else:
+    if not captured:
         variant.life, variant.shared, variant.joint = waiting, False, None
+    elif untold:
+        variant.counted = False
+        lives.tell(variant, untold.pop())
     times = f"{decision.dependences_us:,.1f} captured, {decision.program_us:,.1f} called"
     verdict = "captured" if captured else "called by each replay, as not all ranks have measured captured ones as fast"
     lives.add_notes(f"collectives are {verdict}: µs of the device per call: {times} ({decision.calls} calls)")

@@ -197,8 +197,8 @@ class Drawn(JointContest):
     TURNS = 4
     source: random.Random
 
-    def _took(self, order: str, seconds: float) -> Decision | None:
-        return self._rounds.decide(self.source.choice((DEPENDENCES, DEPENDENCES, DEPENDENCES, PROGRAM)), 4)
+    def _judge(self) -> Decision:
+        return self._rounds.decide(self.source.choice((DEPENDENCES, DEPENDENCES, DEPENDENCES, PROGRAM)))
 
 
 class Clock:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import linecache
 import logging
 import math
 import runpy
@@ -34,11 +36,13 @@ from pygraph.runtime.discover import capture
 from pygraph.runtime.events import counts
 from pygraph.runtime.life import Lives
 from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.record import RegionRecord
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.variants import Variant, VariantTable
 from pygraph.runtime.votes import VOTES, Ballot, Outcome
 from tests.runtime.captures import writes
 from tests.runtime.fake import FakeDriver
+from tests.runtime.test_interrupts import UNDOING
 
 TURNS = 4 * 2 * 8
 """Calls of a contest that another order wins."""
@@ -591,6 +595,90 @@ def test_a_second_capture_that_is_broken_off_leaves_the_first_one(error: type[Ba
     world.ran.clear()
     call(region, 50)
     assert world.ran == ["program"] * 50
+
+
+INTERRUPTED = tuple(map(inspect.getfile, (Contest, Lives, RegionRecord, Variant)))
+
+
+class Interrupt:
+    """A trace function that interrupts line ``at`` of those of these files that run, each counted once, but for lines
+    within which Python handles no signals. ``where`` is the line."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.where, self.lines = at, "", set[tuple[str, int]]()
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        line = frame.f_code.co_filename, frame.f_lineno
+        if line[0] not in INTERRUPTED or frame.f_code.co_name in UNDOING:
+            return None
+        if event == "line" and line not in self.lines and "self._leaving" not in linecache.getline(*line):
+            self.lines.add(line)
+            if len(self.lines) > self.at and not self.where:
+                self.where = f"{Path(line[0]).name}:{line[1]}"
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupts(calls: Callable[[], Region]) -> Iterator[tuple[Region, str]]:
+    """A region after the next call of one that ``calls`` makes, interrupted at each line in turn, and the line."""
+    for at in count():
+        region, interrupt = calls(), Interrupt(at)
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                call(region)
+        finally:
+            sys.settrace(before)
+        if not interrupt.where:
+            assert at > 50
+            return
+        yield region, interrupt.where
+
+
+def assert_over(region: Region, where: str) -> None:
+    """No contest goes on, and one executable is replayed."""
+    assert region.record.contests == 0, where
+    for variant in region._lives.table.captured:
+        assert (variant.contest, len(variant.held)) == (None, 1), where
+    before = len(world.ran)
+    call(region, 3)
+    (variant,) = region._lives.table.captured
+    assert world.ran[before:] == [variant.order or "program"] * 3, where
+
+
+def test_a_decision_that_is_interrupted_is_found_by_the_next_call(tmp_path: Path) -> None:
+    def calls() -> Region:
+        world.host["dependences"] = 0.5 * FAST
+        region, _ = make(driver=Parallel(), order="measured", cache_dir=str(tmp_path))
+        contested(region)
+        call(region, TURNS - 1)
+        assert region.record.contests == 1
+        return region
+
+    for region, where in interrupts(calls):
+        call(region, 2)
+        assert_over(region, where)
+        assert [each.order for each in region.record.orders] == ["dependences"], where
+        for file in files(tmp_path):
+            file.unlink()
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_a_life_that_is_interrupted_leaves_a_capture_that_counts_and_no_contest_that_never_ends(before: int) -> None:
+    """That captures, or begins the contest."""
+
+    def calls() -> Region:
+        world.host["dependences"] = 0.5 * FAST
+        region, _ = make(driver=Parallel(), order="measured")
+        call(region, before)
+        return region
+
+    for region, where in interrupts(calls):
+        call(region, 4 + TURNS)
+        assert region.record.captures == 1, where
+        assert region.record.state == "replay", where
+        assert_over(region, where)
 
 
 # -- what disturbs -----------------------------------------------------------------------------------------------------
