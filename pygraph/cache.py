@@ -42,6 +42,7 @@ __all__ = [
     "TEMPORARY",
     "VARIABLE",
     "cache_dir",
+    "kept_under",
     "load",
     "load_json",
     "locked",
@@ -135,6 +136,16 @@ def _stand_in(chosen: str, why: str) -> Path:
 def _remove_own(process: int, folder: Path) -> None:
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def kept_under(chosen: str | None, inner: str, key: object) -> Path | None:
+    """The file for what the text of ``key`` decides, in the folder ``inner`` of ``chosen``; None if nothing is to be
+    kept, or can be."""
+    try:
+        folder = None if chosen is None else usable(chosen, inner)
+    except OSError:  # there is no temporary folder either
+        return None
+    return None if folder is None else folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.json"
 
 
 # -- who may have written it -------------------------------------------------------------------------------------------

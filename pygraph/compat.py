@@ -250,7 +250,7 @@ _install_guard = _find("torch._dynamo.guards.install_guard", cost=_STEPS)
 _GuardBuilder = _find("torch._dynamo.guards.GuardBuilder", cost=_STEPS)
 _TensorVariable = _find("torch._dynamo.variables.TensorVariable", cost=_STEPS)
 _compilations = _find(
-    "torch._dynamo.utils.get_compilation_metrics", cost="`pygraph.train_step` does not report what Dynamo failed at"
+    "torch._dynamo.utils.get_compilation_metrics", cost="reports list no function that Dynamo failed at"
 )
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker", cost=_STEPS)
@@ -866,9 +866,6 @@ def check_options(backend: Callable[..., Any], check: Callable[..., Any]) -> Non
 # -- graphs of Dynamo: why each of them ends -----------------------------------------------------------------------
 graph_break_reasons = _find(
     "torch._dynamo.utils.graph_break_reasons", cost="reports list no graph break that ends no graph of its own"
-)
-compilation_metrics = _find(
-    "torch._dynamo.utils.get_compilation_metrics", cost="reports list no function that Dynamo skipped at a graph break"
 )
 
 

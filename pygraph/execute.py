@@ -19,13 +19,13 @@ import torch
 from pygraph import compat
 from pygraph.backend import compile_module
 from pygraph.errors import OptionError, PygraphError
-from pygraph.frontend.interpret import Evaluation, draw_inputs, evaluate, returned
+from pygraph.frontend.interpret import Evaluation, draw_inputs, evaluate, returned, sizes_told
 from pygraph.frontend.names import FrontendError
 from pygraph.frontend.types import TypeReader
 from pygraph.inductor.compile import pass_context
 from pygraph.inductor.module import fit_names, module_of
 from pygraph.inductor.write_back import fingerprint
-from pygraph.ir import Graph, KernelNode, ScalarType, Stage, TensorType, Type, Value, base_name
+from pygraph.ir import Graph, KernelNode, Stage, TensorType, Type, Value, base_name
 from pygraph.ir.node import leaves
 from pygraph.ir.text.print import type_text
 from pygraph.passes import DEFAULT_PIPELINE, PassManager, parse_pipeline
@@ -168,7 +168,10 @@ class _Ready:
 
     @classmethod
     def of(cls, graph: Graph, given: Inputs) -> _Ready:
-        sizes = {**graph.hints, **_told(graph, given.saved), **given.sizes}
+        sizes = dict(graph.hints)
+        for value in graph.inputs:
+            sizes |= sizes_told(value, given.saved[value.name]) if value.name in given.saved else {}
+        sizes |= given.sizes
         plain = Evaluation(sizes, seed=given.seed)
 
         def drawn(type: Type, name: str) -> Any:
@@ -246,19 +249,6 @@ class _Ready:
         with torch.random.fork_rng(enabled=True), torch.no_grad(), waiting_for_builds():
             torch.manual_seed(self.how.seed or 0)
             return args, run(list(args))
-
-
-def _told(graph: Graph, saved: Mapping[str, Any]) -> dict[str, int]:
-    """The symbols that the sizes of ``saved`` inputs tell."""
-    found = {}
-    for value in graph.inputs:
-        known = saved.get(value.name)
-        if isinstance(value.type, TensorType) and isinstance(known, torch.Tensor):
-            pairs = list(zip(value.type.shape, known.shape, strict=False))
-        else:
-            pairs = [(value.type.expr, known)] if isinstance(value.type, ScalarType) and known is not None else []
-        found.update({size.name: int(n) for size, n in pairs if hasattr(size, "name")})
-    return found
 
 
 def _check_type(value: Value, result: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from pygraph.errors import OptionError
@@ -22,9 +22,9 @@ _LEVELS = ("debug", "info", "warning", "error")
 _HANDLER = "pygraph-stderr"
 
 
-def configure(environ: Mapping[str, str] | None = None) -> None:
+def configure() -> None:
     """Set the logger up as the environment says, if it says anything. Raises OptionError for an unknown level."""
-    level = (os.environ if environ is None else environ).get(VARIABLE, "").lower()
+    level = os.environ.get(VARIABLE, "").lower()
     if not level:
         return
     if level not in _LEVELS:

@@ -20,15 +20,17 @@ def logger() -> Iterator[logging.Logger]:
     found.level, found.handlers, found.propagate = state
 
 
-def test_without_the_variable_nothing_changes(logger: logging.Logger) -> None:
+def test_without_the_variable_nothing_changes(logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYGRAPH_LOGS", raising=False)
     before = logger.level, list(logger.handlers)
-    configure({})
+    configure()
     assert (logger.level, logger.handlers) == before
 
 
-def test_a_level_is_set_with_one_handler(logger: logging.Logger) -> None:
-    configure({"PYGRAPH_LOGS": "INFO"})
-    configure({"PYGRAPH_LOGS": "debug"})
+def test_a_level_is_set_with_one_handler(logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    for level in ("INFO", "debug"):
+        monkeypatch.setenv("PYGRAPH_LOGS", level)
+        configure()
     assert logger.level == logging.DEBUG
     assert [handler.get_name() for handler in logger.handlers].count("pygraph-stderr") == 1
 

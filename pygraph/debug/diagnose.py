@@ -1,23 +1,19 @@
 """Names the launch that makes a replay differ from the uncaptured program, after a comparison failed.
 
-The region is captured once more, and nothing is run. Two things that a replay relies on are then checked:
+The region is captured once more, and nothing is run. The new capture lies at addresses that neither the program nor its
+slots have seen. A slot must name the allocation and offset that the new capture has in its place, and no other word may
+move. A stale address, a word that is not patched, and a number that changes from capture to capture (state that a
+Python function keeps) all show here. That intermediates share no bytes, the verifier has seen before.
 
-- Words. The new capture lies at addresses that neither the program nor its slots have seen. A slot must name the
-  allocation and offset that the new capture has in its place, and no other word may move. A stale address, a word that
-  is not patched, and a number that changes from capture to capture (state that a Python function keeps) all show here.
-- Memory. Two intermediates that are needed at the same time must not share bytes of the workspace.
-
-The first launch that fails a check is named, with the user's line. If none does, the addresses of the replay are right.
+The first launch that fails is named, with the user's line. If none does, the addresses of the replay are right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
-from pygraph.program.layout import lifetimes
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import AllocationKind, Launch
 from pygraph.runtime.contract import Driver
@@ -52,7 +48,7 @@ def diagnose(
     Captures, and runs nothing. Never raises an Exception: it must not hide what was found wrong before.
     """
     try:
-        found = [*_shared_bytes(program), *_wrong_words(program, _captured_again(fn, driver, program, args))]
+        found = list(_wrong_words(program, _captured_again(fn, driver, program, args)))
         certain = [finding for finding in found if not finding.right]
         # findings about the whole region come first
         return min(
@@ -98,24 +94,6 @@ def _wrong_words(program: Program, table: SlotTable | Refusal) -> Iterator[Findi
             f": word {word} is another number in each capture, perhaps of a state that is kept outside of the arguments"
         )
         yield _at(program, index, said, right=True)
-
-
-def _shared_bytes(program: Program) -> Iterator[Finding]:
-    """Intermediates that share bytes of the workspace while both are needed. A slot that names another allocation than
-    its word pointed into says nothing of how long either is needed."""
-    layout, recording = program.layout, program.recording
-    allocations = {each.key: each for each in recording.allocations}
-    sound = [
-        slot
-        for slot in program.slots
-        if allocations[slot.kind, slot.index].address + slot.offset == recording.launches[slot.launch].words[slot.word]
-    ]
-    lives = [life for life in lifetimes(recording, sound, layout.fresh) if life.nbytes]
-    for early, late in combinations(sorted(lives, key=lambda life: (life.first, life.index)), 2):
-        a, b = layout.offsets[early.index], layout.offsets[late.index]
-        if early.meets(late) and a < b + late.nbytes and b < a + early.nbytes:
-            said = f" begins to use allocation {late.index} in bytes of the workspace that allocation {early.index}"
-            yield _at(program, late.first, f"{said} needs until launch {early.last}")
 
 
 def _place(slot: Slot | None) -> str:

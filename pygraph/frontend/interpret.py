@@ -37,7 +37,7 @@ from pygraph.ir import (
 )
 from pygraph.ir.text.print import type_text
 
-__all__ = ["Evaluation", "draw_inputs", "evaluate", "returned"]
+__all__ = ["Evaluation", "draw_inputs", "evaluate", "returned", "sizes_told"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +146,7 @@ class _Run:
     def _set(self, value: Value, given: Any) -> None:
         """Note what ``value`` is, and the symbols that its sizes tell."""
         self.values[value] = given
-        if isinstance(value.type, TensorType) and isinstance(given, torch.Tensor):
-            pairs = list(zip(value.type.shape, given.shape, strict=False))
-        else:
-            pairs = [(value.type.expr, given)] if isinstance(value.type, ScalarType) else []
-        for size, known in pairs:
-            if isinstance(size, sympy.Symbol):
-                self.sizes.setdefault(size.name, int(known))
+        self.sizes = {**sizes_told(value, given), **self.sizes}
 
     def _check(self, value: Value) -> None:
         """Raise FrontendError where an input is not of its type."""
@@ -223,6 +217,15 @@ class _Run:
             return tuple(returned(graph, inner.run(inputs)))
 
         return call
+
+
+def sizes_told(value: Value, given: Any) -> dict[str, int]:
+    """The symbols that the sizes of ``given`` tell, which stands for ``value``."""
+    if isinstance(value.type, TensorType) and isinstance(given, torch.Tensor):
+        pairs: list[tuple[Any, Any]] = list(zip(value.type.shape, given.shape, strict=False))
+    else:
+        pairs = [(value.type.expr, given)] if isinstance(value.type, ScalarType) else []
+    return {size.name: int(known) for size, known in pairs if isinstance(size, sympy.Symbol)}
 
 
 def _storage(value: Any) -> int | None:

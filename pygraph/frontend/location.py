@@ -143,7 +143,7 @@ def _new_breaks() -> Iterator[tuple[tuple[str, str], Location, str]]:
             last = next((f for f in reversed(reason.user_stack) if _is_user_file(f.filename)), reason.user_stack[-1])
             line = _location(last.filename, last.lineno or 0, last.name, last.line or "", os.getcwd())
             yield _function(first.filename, first.name), line, _first_line(reason.reason)
-    for tried in _added(1, compat.compilation_metrics):
+    for tried in _added(1, compat.compilations):
         if tried.fail_type is not None:
             yield _skipped(tried)
 
@@ -153,7 +153,7 @@ def _skipped(tried: Any) -> tuple[tuple[str, str], Location, str]:
     whole = tried
     if tried.co_filename is None:  # too many recompilations: an earlier one has the function
         frame = str(tried.compile_id).partition("/")[0]
-        same = (each for each in compat.compilation_metrics() if str(each.compile_id).partition("/")[0] == frame)
+        same = (each for each in compat.compilations() if str(each.compile_id).partition("/")[0] == frame)
         whole = next((each for each in same if each.co_filename is not None), tried)
     name = whole.co_name or "a function"
     file = tried.fail_user_frame_filename or whole.co_filename or "unknown file"

@@ -26,7 +26,7 @@ TOLERANCES = {DType.F64: 1e-12, DType.F32: 1e-5, DType.F16: 4e-3, DType.BF16: 3e
 """By how much results of a rewritten graph may differ, for the largest element: that of the coarsest type in it."""
 
 
-def compare(before: Graph, after: Graph, *, exact: bool) -> str:
+def compare(before: Graph, after: Graph, exact: bool) -> str:
     """Run both graphs. Returns why they were not run, or nothing; raises MeaningError where results differ.
 
     Args:

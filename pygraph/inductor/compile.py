@@ -53,19 +53,16 @@ def compile_under(
     what a partition returns for dead. Its cache key gets ``tag``: the user's with ``program_key``; plain compilations
     of the same graph have another key.
     """
+    # what joins kernels without asking whether they may be fused
+    unjoined = {"combo_kernels": False} if decision.exact else {}
     legality = next((item for item in passes if isinstance(item, Legality)), Legality())
     with (
         PartitionHooks(decision, legality).active(rewrite),
         compat.own_partitions(),
         compat.compiler_config.patch(cache_key_tag=tag),
-        compat.inductor_config.patch(graph_partition=True, memory_planning=False, **_exactly(decision)),
+        compat.inductor_config.patch(graph_partition=True, memory_planning=False, **unjoined),
     ):
         return compat.compile_fx_inner(gm, inputs, **kwargs)
-
-
-def _exactly(decision: Decision) -> dict[str, Any]:
-    """Of Inductor's configuration, what joins kernels without asking whether they may be fused."""
-    return {"combo_kernels": False} if decision.exact else {}
 
 
 def program_key(decision: Decision, passes: Sequence[BasePass], gm: torch.fx.GraphModule) -> str:

@@ -11,7 +11,6 @@ of half precision are the same in both.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch
 import torch.distributed
 
 from pygraph import compat
-from pygraph.cache import load_json, store_json, usable
+from pygraph.cache import kept_under, load_json, store_json
 from pygraph.runtime.identity import machine
 
 __all__ = ["Products", "Times"]
@@ -128,16 +127,9 @@ class Products:
         facts = (torch.__version__, torch.get_float32_matmul_precision(), machine(x.device))
         key = repr((*facts, [(*value.shape, value.stride()) for value in (bias, x, w)]))
         if key not in _known:
-            path = self._path(key)
+            path = kept_under(self._cache_dir, "products", key)
             _known[key] = _read(path) or _measured(path, bias, x, w)
         return _known[key]
-
-    def _path(self, key: str) -> Path | None:
-        try:
-            folder = None if self._cache_dir is None else usable(self._cache_dir, "products")
-        except OSError:  # there is no temporary folder either
-            return None
-        return None if folder is None else folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
 
 
 _known: dict[str, Times | None] = {}

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from pygraph.errors import OptionError, PassError, PygraphError
 from pygraph.ir import (
@@ -301,7 +301,7 @@ def _resolve(pipeline: Pipeline) -> tuple[BasePass, ...]:
 
 
 def bisect(
-    pipeline: Pipeline, subject: Subject, good: Callable[[Subject], bool], ctx: PassContext | None = None
+    pipeline: Pipeline, subject: Subject, good: Callable[[Subject], bool]
 ) -> tuple[int, BasePass, Subject] | None:
     """The first pass after which ``good`` no longer holds (or which raises): its place in the pipeline, counted from 1,
     the pass itself, and the graph or launch program before it.
@@ -315,7 +315,7 @@ def bisect(
     for number, item in enumerate(_resolve(pipeline), 1):
         before = _copy(current)
         try:
-            ran = PassManager([item]).run(current, ctx)
+            ran = PassManager([item]).run(current)
         except PassError:
             return number, item, before
         current = ran.program or current
@@ -327,18 +327,12 @@ def bisect(
 # -- meaning -----------------------------------------------------------------------------------------------------------
 
 
-class Comparison(Protocol):
-    """Runs two graphs on equal inputs. Returns why it did not, or nothing; raises MeaningError where results differ."""
-
-    def __call__(self, before: Graph, after: Graph, *, exact: bool) -> str:
-        """Compare. ``exact``: bit by bit."""
+_comparisons: list[Callable[[Graph, Graph, bool], str]] = []
 
 
-_comparisons: list[Comparison] = []
-
-
-def register_comparison(compare: Comparison) -> None:
-    """Have ``check="full"`` run graphs by ``compare``: what runs operators is not known here."""
+def register_comparison(compare: Callable[[Graph, Graph, bool], str]) -> None:
+    """Have ``check="full"`` run graphs by ``compare``, which is told whether results have to be equal bit by bit, and
+    returns why it did not run them, or nothing: what runs operators is not known here."""
     _comparisons.append(compare)
 
 
@@ -353,7 +347,7 @@ def _held_to_meaning(item: BasePass, before: Any, after: Any) -> tuple[str, ...]
         return ()
     reason = "" if _comparisons else "pygraph.frontend.meaning is not imported"
     for compare in _comparisons:
-        reason = compare(before, after, exact=dict(first).items() >= dict(then).items())
+        reason = compare(before, after, dict(first).items() >= dict(then).items())
     return (f"its meaning was not checked: {reason}",) if reason else ()
 
 

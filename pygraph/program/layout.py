@@ -17,7 +17,7 @@ from pygraph.program.order import Order
 from pygraph.program.program import Layout, Slot, returned_by_calls, used_by_calls
 from pygraph.program.recording import AllocationKind, OutputKind, Recording
 
-__all__ = ["Lifetime", "apart", "lifetimes", "own_storage", "pack", "plan"]
+__all__ = ["Lifetime", "apart", "lifetimes", "own_storage", "pack"]
 
 _BITS = bytes.maketrans(b"01", b"\0\1")
 
@@ -33,21 +33,6 @@ class Lifetime:
     last: int
     met: int = 0
 
-    def meets(self, other: Lifetime) -> bool:
-        """Whether both may be alive at once."""
-        if self.met:
-            return bool(self.met >> other.index & 1)
-        return self.first <= other.last and other.first <= self.last
-
-
-def plan(recording: Recording, slots: Sequence[Slot], order: Order | None = None) -> Layout:
-    """Place every intermediate. Those that are never alive together may share bytes, however launches overlap that
-    ``order`` leaves open (None: those of one phase). What an eager call is given has a storage of its own: it may hold
-    on to that, or use it on another stream.
-    """
-    fresh = own_storage(recording, slots)
-    return pack(lifetimes(recording, slots, fresh, order), recording.alignment, fresh)
-
 
 def apart(lives: Iterable[Lifetime], alignment: int, fresh: tuple[int, ...] = ()) -> Layout:
     """The layout of ``lives`` in which no two intermediates share a byte, which holds in every order."""
@@ -59,7 +44,8 @@ def apart(lives: Iterable[Lifetime], alignment: int, fresh: tuple[int, ...] = ()
 
 
 def own_storage(recording: Recording, slots: Sequence[Slot]) -> tuple[int, ...]:
-    """The allocations of outputs and of what eager calls are given, but for what these return."""
+    """The allocations of outputs and of what eager calls are given, but for what these return: a call may hold on to
+    what it is given, or use it on another stream."""
     outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
     return tuple(sorted((outputs | used_by_calls(recording, slots)) - returned_by_calls(recording, slots)))
 

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from pygraph.cache import load_json, store_json, usable, warn_once
+from pygraph.cache import kept_under, load_json, store_json, warn_once
 from pygraph.runtime.contract import Driver, Timer
 from pygraph.runtime.identity import machine
 from pygraph.runtime.tensors import bits
@@ -355,11 +355,7 @@ def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, passes: 
     ]
     versions = __version__, torch.__version__, platform.python_version()
     key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call, passes
-    try:
-        folder = usable(cache_dir, "decisions")
-    except OSError:  # there is no temporary folder either
-        return None
-    return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.json"
+    return kept_under(cache_dir, "decisions", key)
 
 
 @functools.lru_cache(maxsize=256)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
 
 from pygraph.runtime.native_build import retry_failed
 
-__all__ = ["Capture", "LiveRegion", "enter", "regions", "release", "retry", "shed"]
+if TYPE_CHECKING:
+    from pygraph.runtime.region import Region
+
+__all__ = ["Capture", "enter", "regions", "release", "retry", "shed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +33,16 @@ class Capture:
     evict: Callable[[], None]
 
 
-class LiveRegion(Protocol):
-    """The part of a region that is used here."""
-
-    @property
-    def counters(self) -> tuple[str, dict[str, int]]:
-        """Its name, and what happened to it so far."""
-
-    def retry(self, *, every: bool) -> bool:
-        """Make calls eligible for captures again that were refused for what may pass; with ``every``, for whatever
-        reason. Whether there were any."""
-
-    def release(self) -> int:
-        """Free all captures; later calls are captured again. Returns how many there were."""
-
-    def captures(self) -> Iterable[Capture]:
-        """Its captures, but for those that ranks have agreed on."""
-
-
-_regions: WeakValueDictionary[int, LiveRegion] = WeakValueDictionary()
+_regions: WeakValueDictionary[int, Region] = WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def enter(region: LiveRegion) -> None:
+def enter(region: Region) -> None:
     """Know ``region`` for as long as it is alive."""
     _regions[next(_numbers)] = region
 
 
-def regions() -> list[LiveRegion]:
+def regions() -> list[Region]:
     """All regions that are alive, oldest first. Other threads may make some meanwhile."""
     return [region for region in (known() for known in _regions.valuerefs()) if region is not None]
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from pygraph.compat import absent, before_shutdown, resolve_process_group
@@ -64,14 +64,8 @@ _opened: Counter[tuple[str, str]] = Counter()
 _captured: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """How many collectives of a process group were captured, and not sent."""
 
-_joined: WeakKeyDictionary[Any, WeakSet[Closable]] = WeakKeyDictionary()
+_joined: WeakKeyDictionary[Any, WeakSet[Lives]] = WeakKeyDictionary()
 """Process groups of which replays send collectives that were captured, with the regions that do."""
-
-
-class Closable(Protocol):
-    """What holds captured collectives."""
-
-    def close(self) -> None: ...
 
 
 class Outcome(str, Enum):
@@ -131,7 +125,7 @@ class Ballot:
         finally:
             _captured[group] = _captured.get(group, 0) + _sent(group) - before
 
-    def join(self, region: Closable) -> None:
+    def join(self, region: Lives) -> None:
         """Replays of ``region`` send captured collectives from now on, until the group is shut down: NCCL goes on
         waiting for graphs that hold some of a communicator before it destroys it."""
         _close_before_shutdown()

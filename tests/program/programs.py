@@ -12,12 +12,12 @@ import torch
 from hypothesis import strategies as st
 
 from pygraph.program.dependences import in_lanes, order_of
-from pygraph.program.layout import plan
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Geometry, Origin, Recording
 from pygraph.program.steps import with_steps
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.host import HostDriver
+from tests.program.layouts import plan
 from tests.runtime.captures import Capture, reads, writes
 from tests.runtime.programs import region_calls
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.program.layout import Lifetime, lifetimes, pack, plan
+from pygraph.program.layout import Lifetime, lifetimes, pack
 from pygraph.program.program import Slot
 from pygraph.program.recording import AllocationKind, Output, OutputKind
 from pygraph.runtime.cuda.phases import phases
+from tests.program.layouts import meets, plan
 from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
 
@@ -46,7 +47,7 @@ def test_what_is_alive_together_never_overlaps(items: list[Lifetime]) -> None:
     assert lower_bound(items) <= layout.nbytes <= aligned(items)
     for a, b in itertools.combinations(items, 2):
         apart = offsets[a.index] + a.nbytes <= offsets[b.index] or offsets[b.index] + b.nbytes <= offsets[a.index]
-        assert apart or not a.meets(b) or not a.nbytes or not b.nbytes
+        assert apart or not meets(a, b) or not a.nbytes or not b.nbytes
 
 
 @settings(deadline=None, max_examples=200)

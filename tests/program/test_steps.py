@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.program.dependences import in_lanes
-from pygraph.program.layout import plan
 from pygraph.program.order import Order
 from pygraph.program.program import GraphSegment, Layout, Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Output, OutputKind
 from pygraph.program.steps import EXCESS, FEWEST_LAUNCHES, PIECE, WORTHWHILE, Plan, _Facts, cut, pieces, timeline
 from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.slots import SlotTable, discover
+from tests.program.layouts import plan
 from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
 

@@ -12,10 +12,10 @@ from pygraph.errors import ParseError
 from pygraph.program import text
 from pygraph.program.default import DEFAULT_PASSES
 from pygraph.program.dependences import order_of
-from pygraph.program.layout import plan
 from pygraph.program.program import EagerStep, NonPointerWord, Program
 from pygraph.program.recording import AllocationKind, Bytes, UnownedAddress, UnownedMemory
 from pygraph.program.text import parse_program, print_program
+from tests.program.layouts import plan
 from tests.program.programs import CAPTURED, made_up
 from tests.runtime.captures import Capture, reads, writes
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pygraph.errors import ParseError, ProgramError
 from pygraph.program.default import DEFAULT_PASSES, as_captured
 from pygraph.program.dependences import order_of
-from pygraph.program.layout import plan
 from pygraph.program.order import Order
 from pygraph.program.program import GraphSegment, Layout, NonPointerWord, Program, Slot
 from pygraph.program.recording import AllocationKind, Output, OutputKind
@@ -24,6 +23,7 @@ from pygraph.program.steps import with_steps
 from pygraph.program.text import parse_program, print_program
 from pygraph.program.verify import verify, verify_edges
 from pygraph.runtime.host import HostDriver
+from tests.program.layouts import plan
 from tests.program.programs import CAPTURED, made_up
 from tests.program.test_rename import READ, WRITE, recorded
 from tests.program.test_steps import MB, backward, program, tables

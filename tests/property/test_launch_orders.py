@@ -20,12 +20,13 @@ from pygraph.errors import CaptureError
 from pygraph.program import default, steps
 from pygraph.program.default import DefaultPasses, ordered
 from pygraph.program.dependences import in_lanes, order_of
-from pygraph.program.layout import Lifetime, lifetimes, pack, plan
+from pygraph.program.layout import Lifetime, lifetimes, pack
 from pygraph.program.order import Order
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Recording
 from pygraph.program.steps import cut, with_steps
 from pygraph.program.verify import verify_edges
+from tests.program.layouts import meets, plan
 from tests.program.programs import recordings
 from tests.property.test_region_replays import Machine, draw_places
 from tests.runtime.captures import Capture, reads, writes
@@ -58,9 +59,9 @@ def test_bytes_that_do_not_meet_have_none_in_common(
     left, right = elements(start * itemsize, one, itemsize), elements(other_start * itemsize, other, itemsize)
     assert min(left) >= a.start
     assert max(left) < a.end
-    assert a.meets(b) == b.meets(a)
+    assert meets(a, b) == meets(b, a)
     if left & right:
-        assert a.meets(b)
+        assert meets(a, b)
     if a.covers(b):
         assert right <= set(range(a.start, a.end))
 
@@ -73,9 +74,9 @@ def test_slices_of_channels_are_apart_whichever_axis_comes_last() -> None:
         return [Bytes.of(number * step * 2, size, stride, 2) for number in range(3)]
 
     for made in (slices(True), slices(False)):
-        assert not any(a.meets(b) for a, b in combinations(made, 2))
+        assert not any(meets(a, b) for a, b in combinations(made, 2))
         assert all(Bytes(0, 64 * 49 * 3 * 2).covers(each) for each in made)
-    assert slices(True)[0].meets(slices(False)[0])
+    assert meets(slices(True)[0], slices(False)[0])
 
 
 # -- dependences -------------------------------------------------------------------------------------------------------
@@ -177,8 +178,8 @@ def test_memory_is_shared_by_what_is_ordered_and_by_nothing_else(
         mine, theirs = ([s.launch for s in slots if s.key == (POOL, x.index)] for x in (a, b))
         one_way = all(order.before[j] >> i & 1 for i in mine for j in theirs)
         other_way = all(order.before[i] >> j & 1 for i in mine for j in theirs)
-        assert a.meets(b) == b.meets(a) == (not one_way and not other_way)
-        assert abs(layout.offsets[a.index] - layout.offsets[b.index]) == (8 if a.meets(b) else 0)
+        assert meets(a, b) == meets(b, a) == (not one_way and not other_way)
+        assert abs(layout.offsets[a.index] - layout.offsets[b.index]) == (8 if meets(a, b) else 0)
 
 
 @settings(deadline=None, max_examples=80)
@@ -409,7 +410,7 @@ def test_intermediates_of_distant_launches_lie_apart_where_they_meet() -> None:
     offsets = pack(lives, 64).offsets
     for a, b in combinations(lives, 2):
         low, high = sorted((a, b), key=lambda life: offsets[life.index])
-        assert not a.meets(b) or offsets[low.index] + low.nbytes <= offsets[high.index]
+        assert not meets(a, b) or offsets[low.index] + low.nbytes <= offsets[high.index]
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

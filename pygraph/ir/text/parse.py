@@ -72,9 +72,9 @@ def parse_graph(text: str, source: str = "<text>") -> Graph:
     return graph if parser.next.kind == "end" else parser.refuse("the end of the text")
 
 
-def parse_call(text: str, source: str = "<pattern>") -> Call:
+def parse_call(text: str) -> Call:
     """The call written in ``text``, as in a node, whose operands may be calls again. Raises ParseError."""
-    parser = _Parser(text, source)
+    parser = _Parser(text, "<pattern>")
     call = parser.call()
     return call if parser.next.kind == "end" else parser.refuse("the end of the text")
 

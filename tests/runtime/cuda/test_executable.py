@@ -7,7 +7,6 @@ from unittest.mock import Mock
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.program.layout import plan
 from pygraph.program.order import Order
 from pygraph.program.program import NonPointerWord, Program, Slot
 from pygraph.program.recording import AllocationKind, Recording
@@ -17,6 +16,7 @@ from pygraph.runtime.cuda.executable import Part, with_scratch
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.description import Patch, describe_region
 from pygraph.runtime.slots import SlotTable, discover
+from tests.program.layouts import plan
 from tests.runtime.captures import Capture
 
 SIZE = 24 << 20

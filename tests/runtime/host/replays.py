@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from pygraph.program.layout import plan
 from pygraph.program.program import Program
 from pygraph.program.recording import Recording
 from pygraph.program.steps import with_steps
 from pygraph.runtime.contract import Driver, Executable
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.slots import SlotTable, discover
+from tests.program.layouts import plan
 from tests.runtime.regions import RegionCall, copy_arguments, same_bits
 
 __all__ = ["assert_replays", "make_executable", "make_program", "replay_and_compare"]

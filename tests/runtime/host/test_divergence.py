@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 from unittest import mock
 
@@ -13,8 +12,7 @@ import torch
 
 from pygraph.debug.diagnose import Finding, diagnose
 from pygraph.errors import CaptureError, ReplayError
-from pygraph.program.program import Layout, Program, Slot
-from pygraph.program.recording import AllocationKind
+from pygraph.program.program import Program, Slot
 from pygraph.runtime.contract import Executable
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.host.kernels import Kernel, Parameter
@@ -90,22 +88,6 @@ def test_a_number_that_changes_is_named_although_it_may_not_matter(driver: HostD
             assert "is another number in each capture" in finding.text
             changed += 1
     assert changed
-
-
-def test_intermediates_that_overlap(driver: HostDriver) -> None:
-    """One is laid over another that is still needed: the launch that it is born at is wrong."""
-    call = region("branches")
-    program = make_program(driver, call.fn, call.args)
-    offsets = program.layout.offsets
-    uses = {
-        index: [s.launch for s in program.slots if s.kind is AllocationKind.POOL and s.index == index]
-        for index in offsets
-    }
-    cases = [(a, b) for a, b in permutations(offsets, 2) if min(uses[a]) < min(uses[b]) < max(uses[a])]
-    assert len(cases) > 3
-    for early, late in cases:
-        layout = Layout(program.layout.nbytes + 4096, {**offsets, late: offsets[early]}, program.layout.fresh)
-        wrong(driver, call, replace(program, layout=layout), min(uses[late]))
 
 
 def test_the_first_of_several_is_named(driver: HostDriver) -> None:
