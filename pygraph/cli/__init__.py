@@ -65,6 +65,14 @@ def failing(source: str = "", text: str = "") -> Iterator[None]:
         raise Failure(f"{source}:{span.line}:{span.column}: {error}\n{span.underline(text)}") from error
 
 
+def read_text(file: IO[str]) -> str:
+    """The content of ``file``. Raises Failure where it is no text."""
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise Failure(f"{file.name}: is no UTF-8 text: {error}") from error
+
+
 @contextmanager
 def writing(*paths: str | None) -> Iterator[list[IO[Any] | None]]:
     """Files to write to, ``-`` for stdout, opened at once: a long run must not end in one that cannot be written."""

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import click
 
-from pygraph.cli import Failure, failing
+from pygraph.cli import failing, read_text
 from pygraph.errors import OptionError
 from pygraph.ir import MODELS, Graph, parse_graph
 from pygraph.passes import PassContext, PassManager, parse_pipeline
@@ -56,10 +56,7 @@ def opt(
     Without -p, the '// pipeline:' line of a reproducer says what to run, and its '// device:' line on which device.
     With neither, what is in FILE is verified and printed.
     """
-    try:
-        source, text = file.name, file.read()
-    except UnicodeDecodeError as error:
-        raise Failure(f"{file.name}: is no UTF-8 text: {error}") from error
+    source, text = file.name, read_text(file)
     if verify:
         import pygraph.frontend.meaning  # noqa: F401 - runs graphs, on torch, which takes a while
     with failing(source, text):

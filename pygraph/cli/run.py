@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from pygraph.cli import Failure, failing
+from pygraph.cli import Failure, failing, read_text
 from pygraph.cli.opt import is_program, load_modules
 from pygraph.errors import OptionError
 from pygraph.ir import MODELS, parse_graph
@@ -43,10 +43,7 @@ def run(
     inputs at other addresses. Inputs that are not saved are random. A graph with symbols is compiled for one value of
     each. Exit status 1: a result differs; the first operator that computes something else is named.
     """
-    try:
-        source, text = file.name, file.read()
-    except UnicodeDecodeError as error:
-        raise Failure(f"{file.name}: is no UTF-8 text: {error}") from error
+    source, text = file.name, read_text(file)
     with failing(source, text):
         load_modules(load)
         if is_program(text):

@@ -64,12 +64,10 @@ def module_of(
     make_compilable()
     maker = _Maker(graph, compat.fake_mode(), sizes, constant)
     with maker.mode:
-        fakes = [maker.mode.from_tensor(one, static_shapes=True) if _is_tensor(one) else one for one in inputs]
+        fakes = [
+            maker.mode.from_tensor(one, static_shapes=True) if isinstance(one, torch.Tensor) else one for one in inputs
+        ]
     return maker.make(fakes), fakes
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 class _Maker:

@@ -363,26 +363,13 @@ class _Parser(Reader):
 
     # -- words and numbers ---------------------------------------------------------------------------------------------
 
-    def integer(self) -> int:
-        sign = -1 if self.accept("-") else 1
-        return sign * int(self.kind("int").text)
-
     def size(self) -> int:
         count = self.integer()
         self.expect("B")
         return count
 
-    def string(self) -> str:
-        return unquote(self.kind("string").text)
-
     def many(self, item: Callable[[], Any]) -> tuple[Any, ...]:
         return tuple(self.items(item, "[]"))
-
-    def one_of(self, table: Mapping[str, Any], what: str) -> Any:
-        lexeme = self.kind("word")
-        if lexeme.text not in table:
-            raise self.error(f"unknown {what} '{lexeme.text}': use one of {', '.join(table)}", lexeme)
-        return table[lexeme.text]
 
     def facts(self, known: Mapping[str, Callable[[], Any] | None], what: str) -> dict[str, Any]:
         """``{name = value, flag}``, if there are braces; ``known`` reads the value of each name, None of a flag."""

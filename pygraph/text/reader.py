@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pygraph.errors import ParseError, Span
-from pygraph.text.words import QUOTED
+from pygraph.text.words import QUOTED, unquote
 
 T = TypeVar("T")
 
@@ -94,6 +94,22 @@ class Reader:
     def kind(self, *kinds: str) -> Lexeme:
         """The next token if it is of one of these kinds. Raises ParseError for any other."""
         return self.take() if self.next.kind in kinds else self.refuse(self.names.get(kinds[0], f"a {kinds[0]}"))
+
+    def integer(self) -> int:
+        """An integer with its sign."""
+        sign = -1 if self.accept("-") else 1
+        return sign * int(self.kind("int").text)
+
+    def string(self) -> str:
+        """The content of a string."""
+        return unquote(self.kind("string").text)
+
+    def one_of(self, table: Mapping[str, T], what: str) -> T:
+        """The value of a bare word in ``table``. Raises ParseError for any other word."""
+        lexeme = self.kind("word")
+        if lexeme.text not in table:
+            raise self.error(f"unknown {what} '{lexeme.text}': use one of {', '.join(table)}", lexeme)
+        return table[lexeme.text]
 
     def nest(self, step: int) -> None:
         """Note that what is read now lies deeper, or less deep. Raises ParseError where it is too deep."""

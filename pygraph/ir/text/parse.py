@@ -115,19 +115,6 @@ class _Parser(Reader):
     def _word(self) -> str:
         return self._name(self.kind("word", "string"))
 
-    def _string(self) -> str:
-        return self._name(self.kind("string"))
-
-    def _integer(self) -> int:
-        sign = -1 if self.accept("-") else 1
-        return sign * int(self.kind("int").text)
-
-    def _one_of(self, table: dict[str, T], what: str) -> T:
-        lexeme = self.kind("word")
-        if lexeme.text not in table:
-            raise self.error(f"unknown {what} '{lexeme.text}': use one of {', '.join(table)}", lexeme)
-        return table[lexeme.text]
-
     def _optional(self, item: Callable[[], T]) -> list[T]:
         """``item``s in braces, if there are braces."""
         return self.items(item, "{}") if self.next.text == "{" else []
@@ -189,9 +176,9 @@ class _Parser(Reader):
         if key.text == "kind":
             graph.kind = self._word()
         elif key.text == "stage":
-            graph.stage = self._one_of(_STAGES, "stage")
+            graph.stage = self.one_of(_STAGES, "stage")
         elif key.text == "hints":
-            graph.hints = self._once(self.items(lambda: self._keyed(self._integer), "{}"))
+            graph.hints = self._once(self.items(lambda: self._keyed(self.integer), "{}"))
         elif key.text == "operators":
             graph.operators = set(self.items(self._word, "[]"))
         else:
@@ -223,7 +210,7 @@ class _Parser(Reader):
 
     def _region(self, graph: Graph) -> None:
         start = self.next
-        index = self._integer()
+        index = self.integer()
         if index in graph.regions:
             raise self.error(f"region {index} is given twice", start)
         region = graph.regions[index] = Region(meta=self._notes(())[1])
@@ -236,7 +223,7 @@ class _Parser(Reader):
     def _parameter(self) -> tuple[Reference, Parameter]:
         reference = self._reference()
         self.expect(":")
-        return reference, Parameter(self._word(), self._string())
+        return reference, Parameter(self._word(), self.string())
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -323,18 +310,18 @@ class _Parser(Reader):
         if key.text in FLAGS:
             return key, True
         if key.text in NAMED:
-            return key, self._within("()", self._string)
+            return key, self._within("()", self.string)
         if key.text in ("reads", "writes"):
-            return key, tuple(self.items(self._integer, "[]"))
+            return key, tuple(self.items(self.integer, "[]"))
         if key.text == "aliases":
             return key, tuple(self.items(self._alias, "[]"))
         known = ", ".join(("reads", "writes", "aliases", *NAMED, *FLAGS))
         raise self.error(f"unknown effect '{key.text}': use one of {known}", key)
 
     def _alias(self) -> tuple[int, int]:
-        result = self._integer()
+        result = self.integer()
         self.expect(":")
-        return result, self._integer()
+        return result, self.integer()
 
     def _notes(self, reserved: Sequence[str]) -> tuple[dict[str, Any], Meta]:
         """Attributes in braces: what bare names in ``reserved`` are given, and the annotations."""
@@ -355,8 +342,8 @@ class _Parser(Reader):
     def _note(self) -> tuple[Lexeme, Any]:
         name = self.next.text
         if name == "frames":
-            return self._keyed(lambda: tuple(self.items(self._string, "[]")))
-        in_text = self._string if name in RESERVED else self._literal
+            return self._keyed(lambda: tuple(self.items(self.string, "[]")))
+        in_text = self.string if name in RESERVED else self._literal
         return self._keyed(self._expression if name in COST_FIELDS else in_text)
 
     def _location(self, fields: dict[str, Any], target: Lexeme) -> Location | None:
@@ -382,9 +369,9 @@ class _Parser(Reader):
     # -- types ---------------------------------------------------------------------------------------------------------
 
     def _type(self) -> Type:
-        found = self._one_of(_TYPES, "type")
+        found = self.one_of(_TYPES, "type")
         if found is OpaqueType:
-            return OpaqueType(self._within("<>", self._string))
+            return OpaqueType(self._within("<>", self.string))
         if not isinstance(found, DType):
             return ScalarType(found, self._within("()", self._expression) if self.next.text == "(" else None)
         shape = tuple(self.items(self._expression, "[]"))
@@ -393,7 +380,7 @@ class _Parser(Reader):
 
     def _device(self) -> Device:
         kind = self._name(self.kind("symbol"))
-        return Device(kind, self._integer() if self.accept(":") else None)
+        return Device(kind, self.integer() if self.accept(":") else None)
 
     # -- literals ------------------------------------------------------------------------------------------------------
 
@@ -404,7 +391,7 @@ class _Parser(Reader):
         if kind == "symbol":
             return self._device()
         if kind == "string":
-            return self._string()
+            return self.string()
         if kind == "token":
             return Token(self._name(self.take()))
         if text == "[":
@@ -417,7 +404,7 @@ class _Parser(Reader):
             return GraphRef(self._name(self.kind("symbol")))
         if self.accept("complex"):
             return self._complex()
-        return self._one_of(_WORDS, "literal") if kind == "word" else self.refuse("a literal")
+        return self.one_of(_WORDS, "literal") if kind == "word" else self.refuse("a literal")
 
     def _reference(self) -> Reference:
         lexeme = self.kind("value")
