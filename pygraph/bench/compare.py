@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from pygraph.runtime.judge import distance
+
 Results = Mapping[int, list[torch.Tensor]]
 """Tensors by the number of the call that returned them, from 1."""
 
@@ -60,19 +62,14 @@ def _apart(reference: torch.Tensor, other: torch.Tensor) -> float:
         return math.inf
     if not reference.numel():
         return 0.0
-    expected, found = _widened(reference), _widened(other)
-    gap = (expected - found).abs()
-    gap[(expected == found) | (expected.isnan() & found.isnan())] = 0.0
-    if not bool(gap.isfinite().all()):
+    distant = distance(*(_real(tensor) for tensor in (reference, other)))
+    if isinstance(distant, str):
         return math.inf
-    magnitudes = expected.abs()
-    scale = float(torch.where(magnitudes.isfinite(), magnitudes, 0.0).max()) or 1.0
-    return float(gap.max()) / scale
+    return float(distant.apart.max()) / (float(distant.magnitude.max()) or 1.0)
 
 
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    """As real numbers that hold its values: fp32 for narrower floats, fp64 for anything else."""
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """As floats, whole and complex numbers too."""
     if tensor.is_complex():
-        return torch.view_as_real(tensor.resolve_conj()).double()
-    narrow = tensor.is_floating_point() and tensor.dtype is not torch.float64
-    return tensor.float() if narrow else tensor.double()
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor if tensor.is_floating_point() else tensor.double()

@@ -18,6 +18,7 @@ from pygraph.frontend.interpret import Evaluation, draw_inputs, evaluate, return
 from pygraph.ir import DType, Graph, KernelNode, TensorType
 from pygraph.ir.cost import evaluate as number_of
 from pygraph.passes.manager import register_comparison
+from pygraph.runtime.judge import distance
 
 MEGABYTES = 64
 """Graphs whose values take more in all are not run."""
@@ -133,17 +134,11 @@ def _difference(one: Any, other: Any, tolerance: float) -> str:
         return " before, ".join(f"{dtype} {list(shape)} on {device}" for dtype, shape, device in facts) + " after"
     if not one.numel() or torch.equal(_bits(one), _bits(other)):
         return ""
-    if not (one.is_floating_point() or one.is_complex()):
-        return f"{int((one != other).sum())} of {one.numel()} elements are other numbers"
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    before, after = one.to(wide), other.to(wide)
-    finite = before.isfinite()
-    largest = float(before[finite].abs().max()) if finite.any() else 0.0
-    near = torch.isclose(before, after, rtol=0, atol=tolerance * largest, equal_nan=True)
-    if tolerance and near.all():
-        return ""
-    gap = (before - after).abs()
-    return f"by up to {float(gap[gap.isfinite()].max() if gap.isfinite().any() else 0):.3g} of {largest:.3g}"
+    distant = distance(one, other)
+    if isinstance(distant, str):
+        return f"it {distant}"
+    off, largest = float(distant.apart.max()), float(distant.magnitude.max())
+    return "" if tolerance and off <= tolerance * largest else f"by up to {off:.3g} of {largest:.3g}"
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:

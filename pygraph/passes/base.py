@@ -96,13 +96,7 @@ PassFunction: TypeAlias = Callable[[Graph, PassContext], "PassResult | bool"]
 
 
 @cache
-def as_pass(
-    function: PassFunction,
-    *,
-    requires: Stage = Stage.LIFTED,
-    ensures: Stage | None = None,
-    keeps_meaning: bool = True,
-) -> type[Pass]:
+def as_pass(function: PassFunction) -> type[Pass]:
     """The pass class, without options, that runs ``function``; ``keep_out`` becomes the pass ``keep-out``.
 
     Raises OptionError for a function without a name.
@@ -116,7 +110,6 @@ def as_pass(
     name = qualname.rpartition(".")[2]
     if not name.isidentifier():
         raise OptionError(f"a pass needs a name, which {function!r} does not have")
-    members = {"name": name.replace("_", "-"), "requires": requires, "ensures": ensures, "run": run}
-    members["keeps_meaning"] = keeps_meaning
+    members = {"name": name.replace("_", "-"), "run": run}
     about = {"__doc__": function.__doc__, "__module__": function.__module__, "__qualname__": qualname}
     return dataclass(frozen=True)(type(name, (Pass,), members | about))

@@ -25,6 +25,7 @@ from pygraph.passes import (
     parse_pipeline,
     read_header,
 )
+from pygraph.passes.base import PassFunction
 from tests.passes.build import TENSOR, build
 
 PIPELINE = "partitioning,indirection,selection"
@@ -44,7 +45,13 @@ class Idle(Pass):
 
 def ensuring(stage: Stage, *, requires: Stage = Stage.LIFTED) -> Pass:
     """A pass that changes nothing and ensures ``stage``."""
-    return as_pass(unchanged, requires=requires, ensures=stage)()
+    return staged(unchanged, requires, stage)
+
+
+def staged(function: PassFunction, requires: Stage, ensures: Stage) -> Pass:
+    """The pass that runs ``function``, between two stages."""
+    made = as_pass(function)
+    return type(made.__name__, (made,), {"requires": requires, "ensures": ensures})()
 
 
 def unchanged(graph: Graph, ctx: PassContext) -> bool:
@@ -209,7 +216,7 @@ def test_a_pass_sees_what_it_requires_even_if_it_ensures_less() -> None:
         return False
 
     graph = sample()
-    run([PIPELINE, as_pass(dissolving, requires=Stage.PARTITIONED, ensures=Stage.PLACED)()], graph)
+    run([PIPELINE, staged(dissolving, Stage.PARTITIONED, Stage.PLACED)], graph)
     assert seen == [2]
     assert (graph.stage, dict(graph.regions)) == (Stage.PLACED, {})
 

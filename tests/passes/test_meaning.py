@@ -12,7 +12,7 @@ import torch
 import pygraph.frontend.meaning  # noqa: F401 - runs graphs
 from pygraph.errors import PassError
 from pygraph.ir import Graph, KernelNode, parse_graph
-from pygraph.passes import Found, PassManager, as_pass, rewrite
+from pygraph.passes import Found, Pass, PassManager, as_pass, rewrite
 
 T = "f32[s0, 4]@cuda:0"
 TEXT = f"""graph @main {{hints = {{s0 = 8}}}} (%x : {T}, %y : {T}, %k : int(s0)) {{
@@ -36,7 +36,8 @@ def run(change: Callable[[Graph], Any], text: str = TEXT, *, keeps_meaning: bool
         change(graph)
         return True
 
-    item = as_pass(changed, keeps_meaning=keeps_meaning)()
+    made = as_pass(changed)
+    item: Pass = type(made.__name__, (made,), {"keeps_meaning": keeps_meaning})()
     (record,) = PassManager([item], check="full").run(parse_graph(text)).passes
     return record.notes
 
