@@ -54,6 +54,7 @@ from pygraph.runtime.variants import (
     State,
     Variant,
     VariantTable,
+    go_on,
     is_alive,
     signature,
     sizes_in,
@@ -156,11 +157,9 @@ class Lives:
             # one that a thread was at when this process was forked from it never goes on
             if life is None or inspect.getgeneratorstate(life) != inspect.GEN_SUSPENDED:
                 life = variant.life = self._live(variant, call)
-                next(life)
+                go_on(life)
             else:
-                life.send(call)
-        except StopIteration:
-            pass
+                go_on(life, call)
         except BaseException:
             if self.table.settle(variant):
                 self._count_capture(variant)

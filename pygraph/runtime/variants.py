@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import torch
 
@@ -34,6 +35,7 @@ __all__ = [
     "State",
     "Variant",
     "VariantTable",
+    "go_on",
     "signature",
     "sizes_in",
 ]
@@ -113,6 +115,9 @@ Life: TypeAlias = Generator[None, Any, None]
 """What answers calls of a variant that are no mere replays: each ``yield`` waits for one."""
 
 
+_Sent = TypeVar("_Sent")
+
+
 class Call:
     """A call that a life answers. It holds nothing once its ``outputs`` were taken: a life that waits keeps it."""
 
@@ -146,6 +151,24 @@ class Checked:
 def is_alive(life: Life | None) -> TypeGuard[Life]:
     """True if a life is not over, as it is once anything was raised in it."""
     return life is not None and inspect.getgeneratorstate(life) != inspect.GEN_CLOSED
+
+
+def go_on(life: Generator[None, _Sent, None], sent: _Sent | None = None) -> None:
+    """Begin a life, or have it answer what is ``sent``. Raises what it raises, a StopIteration too, which Python makes
+    a RuntimeError as it leaves a generator; one that has left a generator of the user's stays as it is."""
+    try:
+        if sent is None:
+            next(life)
+        else:
+            life.send(sent)
+        return
+    except StopIteration:
+        return
+    except RuntimeError as error:
+        stopped, frames = error.__cause__, list(traceback.walk_tb(error.__traceback__))
+        if not isinstance(stopped, StopIteration) or len(frames) > 2:  # raised deeper than in this frame and the life's
+            raise
+    raise stopped
 
 
 class Variant:

@@ -39,7 +39,7 @@ from pygraph.runtime.critical import capturing_turn
 from pygraph.runtime.discover import Captured
 from pygraph.runtime.events import counts
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.variants import Call, Life, Variant, is_alive
+from pygraph.runtime.variants import Call, Life, Variant, go_on, is_alive
 
 if TYPE_CHECKING:
     from pygraph.runtime.life import Lives
@@ -242,8 +242,7 @@ def hold(lives: Lives, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
     call, life = Call(args), None if variant is None else variant.joint
     with capturing_turn() as mine, ballot.vote(number) as vote:
         if mine and is_alive(life):
-            with contextlib.suppress(StopIteration):
-                life.send((vote, call))
+            go_on(life, (vote, call))
     if vote.outcome is Outcome.LATE:
         lives.end_votes("a rank did not vote on capturing them")
     elif ballot.over:

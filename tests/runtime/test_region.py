@@ -304,6 +304,35 @@ def test_refusals_at_several_keys_end_the_region() -> None:
     assert region.record.state == "uncaptured"
 
 
+@pytest.mark.parametrize("refused", [True, False])
+def test_the_end_of_an_iterator_reaches_the_caller_as_it_is(refused: bool) -> None:
+    """Where the capture was refused, or is compared. A generator of the user's own makes a RuntimeError of it."""
+    calls = []
+
+    def ends(args: list[Any]) -> Any:
+        calls.append(args)
+        next(iter(args[:0]) if len(calls) > 1 else iter(args))
+        return double(args)
+
+    def in_generator(args: list[Any]) -> Any:
+        return next(ends(args) for _ in range(1))
+
+    for fn, kind in ((ends, StopIteration), (in_generator, RuntimeError)):
+        calls.clear()
+        driver = FakeDriver(double)
+        driver.edits = [_refuse] * refused
+        region, _ = make(fn, driver)
+        region([torch.ones(2)])
+        with pytest.raises(kind) as caught:
+            region([torch.ones(2)])
+        assert type(caught.value) is kind
+        assert region.record.captures == 0
+
+
+def _refuse(_: Capture) -> None:
+    raise CaptureError("host-read", "scripted")
+
+
 def test_what_the_uncaptured_function_raises_propagates_and_nothing_is_captured() -> None:
     failing = [False]
 
