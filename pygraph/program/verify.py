@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property, reduce
 from itertools import pairwise
 from operator import and_, itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pygraph.errors import ProgramError
 from pygraph.program.dependences import accesses_of, chains
@@ -269,9 +269,27 @@ def _calls(facts: _Facts) -> Iterator[Violation]:
                 yield from ((launch, detail) for detail in _beyond(facts, slot.key, slot.offset, layout))
             elif call.operands[word].argument not in (-1, slot.index):
                 yield launch, f"is given {name_of(slot.key)} for argument {call.operands[word].argument}"
-        for result in call.results:
-            if result.operand >= len(given):
-                yield launch, f"returns operand {result.operand}, and has {len(given)}"
+        count, places = len(given), list(_places_in(call.returned))
+        if (leaf := _outside(call.leaves, count)) is not None:
+            yield launch, f"is given operand {leaf}, and has {count}"
+        if (operand := _outside([each.operand for each in call.results if each.operand != -1], count)) is not None:
+            yield launch, f"returns operand {operand}, and has {count}"
+        if (place := _outside(places, len(call.results))) is not None:
+            yield launch, f"returns result {place}, and has {len(call.results)}"
+
+
+def _outside(numbers: Iterable[int], count: int) -> int | None:
+    """The first of ``numbers`` that is none of ``count`` things."""
+    return next((number for number in numbers if number not in range(count)), None)
+
+
+def _places_in(returned: Any) -> Iterator[int]:
+    """The numbers of results in what a call returns."""
+    if isinstance(returned, (list, tuple)):
+        for each in returned:
+            yield from _places_in(each)
+    elif returned is not None:
+        yield returned
 
 
 def _outputs(facts: _Facts) -> Iterator[Violation]:

@@ -300,6 +300,24 @@ BROKEN: dict[str, tuple[str, Break, str, str]] = {
         "calls",
         "l0 (aten.cos_.default) returns operand 1, and has 1",
     ),
+    "a leaf that is no operand": (
+        "calling",
+        lambda made: launch(2, eager=replace(eager(made), leaves=(1,)))(made),
+        "calls",
+        "l2 (aten.bernoulli.default) is given operand 1, and has 1",
+    ),
+    "a leaf before all operands": (
+        "calling",
+        lambda made: launch(2, eager=replace(eager(made), leaves=(-1,)))(made),
+        "calls",
+        "is given operand -1, and has 1",
+    ),
+    "a place of no result": (
+        "calling",
+        lambda made: launch(2, eager=replace(eager(made), returned=[0, [1]]))(made),
+        "calls",
+        "l2 (aten.bernoulli.default) returns result 1, and has 1",
+    ),
     # outputs
     "an output of nothing": ("mlp", recording(outputs=(Output(OutputKind.FRESH, 50),)), "outputs", "%buf50"),
     "an output that comes later": (
