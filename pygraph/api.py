@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from pygraph.frontend.location import noting_all_breaks
 from pygraph.logs import working
 from pygraph.report import model as kept
 from pygraph.report.facts import plural, summarize, to_json
-from pygraph.report.html import render_html
+from pygraph.report.html import framed, render_html
 from pygraph.report.model import GraphReport
 from pygraph.report.text import render_text, summary_lines
 from pygraph.runtime import events, live
@@ -40,9 +39,7 @@ class Explanation:
         return render_text(self.reports)
 
     def _repr_html_(self) -> str:
-        """The page in a frame, so that its style is not the notebook's."""
-        style = "width: 100%; height: 40rem; border: 0; resize: vertical"
-        return f'<iframe sandbox title="PyGraph report" style="{style}" srcdoc="{escape(self.html())}"></iframe>'
+        return framed(self.reports)
 
     def html(self) -> str:
         """A self-contained page with a picture of each graph."""

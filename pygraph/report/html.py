@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from html import escape
 from typing import Any
 
 import jinja2
@@ -34,6 +35,12 @@ def render_html(reports: Iterable[GraphReport], ranks: Sequence[Any] | None = No
         version=__version__,
         nothing=NOTHING,
     )
+
+
+def framed(reports: Iterable[GraphReport]) -> str:
+    """The page in a frame for notebooks, so that its style is not the notebook's."""
+    style = "width: 100%; height: 40rem; border: 0; resize: vertical"
+    return f'<iframe sandbox title="PyGraph report" style="{style}" srcdoc="{escape(render_html(reports))}"></iframe>'
 
 
 def render_svg(reports: Iterable[GraphReport]) -> str:

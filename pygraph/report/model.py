@@ -153,6 +153,12 @@ class GraphReport:
         facts.append(f"graph breaks: {breaks}" if breaks else "")
         return f"<GraphReport {self.name}: {'; '.join(filter(None, facts))}>"
 
+    def _repr_html_(self) -> str:
+        """The page on this graph alone, for notebooks."""
+        from pygraph.report.html import framed
+
+        return framed([self])
+
     def complete(self) -> GraphReport:
         """This report, once all of it is read."""
         if self.unread is not None:

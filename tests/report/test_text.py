@@ -122,12 +122,15 @@ def test_what_is_shown_of_a_report_without_asking_is_one_short_line() -> None:
         assert "\n" not in repr(shown)
 
 
-def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
-    explanation = Explanation([full_report()])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own(alone: bool) -> None:
+    """Of an explanation, and of one report."""
+    report = full_report()
+    explanation = Explanation([report])
     shown: list[tuple[str, dict[str, str | None]]] = []
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attrs: shown.append((tag, dict(attrs)))  # type: ignore[method-assign]
-    parser.feed(explanation._repr_html_())
+    parser.feed((report if alone else explanation)._repr_html_())
     ((tag, attributes),) = shown
     assert tag == "iframe"
     assert attributes["srcdoc"] == explanation.html(), "nothing of it is outside of the frame"
