@@ -37,7 +37,7 @@ from pygraph.ir import (
 )
 from pygraph.ir.text.print import type_text
 
-__all__ = ["Evaluation", "draw_inputs", "evaluate", "returned", "sizes_told"]
+__all__ = ["Evaluation", "draw_inputs", "evaluate", "number_of", "returned", "sizes_told"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +160,7 @@ class _Run:
             raise FrontendError(f"input {value!r} is {type_text(wanted)}, not {_type_of(given)}")
 
     def _number(self, size: Dim) -> Any:
-        if not isinstance(size, sympy.Expr):
-            return size
-        found = size.subs({symbol(name): value for name, value in self.sizes.items()})
-        if not found.is_number:
-            names = ", ".join(sorted(one.name for one in found.free_symbols))
-            raise FrontendError(f"the size {names} is not known")
-        return int(found) if found.is_Integer else float(found)
+        return number_of(size, self.sizes)
 
     def _device(self, device: Device) -> str:
         return self.how.device or str(device)
@@ -217,6 +211,17 @@ class _Run:
             return tuple(returned(graph, inner.run(inputs)))
 
         return call
+
+
+def number_of(size: Dim, sizes: Mapping[str, int]) -> Any:
+    """``size`` where symbols are ``sizes``. Raises FrontendError where one is missing."""
+    if not isinstance(size, sympy.Expr):
+        return size
+    found = size.subs({symbol(name): value for name, value in sizes.items()})
+    if not found.is_number:
+        names = ", ".join(sorted(one.name for one in found.free_symbols))
+        raise FrontendError(f"the size {names} is not known before the graph runs")
+    return int(found) if found.is_Integer else float(found)
 
 
 def sizes_told(value: Value, given: Any) -> dict[str, int]:

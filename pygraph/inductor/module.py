@@ -17,12 +17,13 @@ import torch
 from torch import fx
 
 from pygraph import compat
+from pygraph.frontend.interpret import number_of
 from pygraph.frontend.lift import leaves_of
 from pygraph.frontend.names import FrontendError, resolve_op
 from pygraph.frontend.types import to_fx_arg, torch_dtype
 from pygraph.inductor.upload import make_compilable
 from pygraph.inductor.write_back import lifted_constant
-from pygraph.ir import CONSTANT, Dim, Graph, GraphRef, KernelNode, TensorType, Value, symbol
+from pygraph.ir import CONSTANT, Graph, GraphRef, KernelNode, TensorType, Value
 
 __all__ = ["fit_names", "module_of"]
 
@@ -146,15 +147,7 @@ class _Maker:
     def _other(self, arg: sympy.Expr | GraphRef) -> Any:
         if isinstance(arg, GraphRef):
             return self._subgraph(arg.name)
-        return self._number(arg)
-
-    def _number(self, arg: Dim) -> Any:
-        if isinstance(arg, int):
-            return arg
-        number = arg.subs({symbol(name): value for name, value in self.sizes.items()})
-        if not number.is_number:
-            raise FrontendError(f"the size {arg} is not known before the graph runs")
-        return int(number) if number.is_Integer else float(number)
+        return number_of(arg, self.sizes)
 
     def _subgraph(self, name: str) -> fx.Node:
         target = f"_graph_{name}"
@@ -171,5 +164,5 @@ class _Maker:
         type = value.type
         if not isinstance(type, TensorType):
             raise FrontendError(f"input {value!r} of graph @{self.graph.name} is no tensor")
-        shape, stride = ([self._number(size) for size in sizes] for sizes in (type.shape, type.strides))
+        shape, stride = ([number_of(size, self.sizes) for size in sizes] for sizes in (type.shape, type.strides))
         return torch.empty_strided(shape, stride, dtype=torch_dtype(type.dtype), device=str(type.device))
