@@ -34,16 +34,11 @@ class Side:
     asked: bool = False
 
 
-def _ours() -> Mapping[str, Any]:
+def _ours(**options: Any) -> Mapping[str, Any]:
     """Decisions of earlier processes are not used: each benchmark decides anew."""
     from pygraph.backend import pygraph  # the function itself: the entry point may not be installed
 
-    return {"backend": pygraph, "options": {"cache_dir": None}}
-
-
-def _ours_with(**options: Any) -> Mapping[str, Any]:
-    ours = _ours()
-    return {**ours, "options": {**ours["options"], **options}}
+    return {"backend": pygraph, "options": {"cache_dir": None, **options}}
 
 
 def _uncaptured() -> Mapping[str, Any]:
@@ -52,10 +47,9 @@ def _uncaptured() -> Mapping[str, Any]:
     from pygraph.passes.pipeline import parse_pipeline
     from pygraph.settings import Settings
 
-    ours = _ours()
     passes = parse_pipeline(Settings.make({}).pipeline)
     none = [replace(each, max_regions=0) if isinstance(each, Partitioning) else each for each in passes]
-    return {**ours, "options": {**ours["options"], "passes": none}}
+    return _ours(passes=none)
 
 
 SIDES: dict[str, Side] = {
@@ -64,8 +58,8 @@ SIDES: dict[str, Side] = {
         Side(REFERENCE),
         Side("default", dict),
         Side("reduce-overhead", lambda: {"mode": "reduce-overhead"}, True),
-        Side(PROGRAM_ORDER, partial(_ours_with, order="program"), True, asked=True),
-        Side(MEASURED_COLLECTIVES, partial(_ours_with, collectives="measured"), True, asked=True),
+        Side(PROGRAM_ORDER, partial(_ours, order="program"), True, asked=True),
+        Side(MEASURED_COLLECTIVES, partial(_ours, collectives="measured"), True, asked=True),
         Side(OURS, _ours),
     )
 }

@@ -92,9 +92,9 @@ def with_steps(program: Program, plan: Plan | None = None) -> Program:
     return replace(program, steps=tuple(steps))
 
 
-def uncut(program: Program, lives: Sequence[Lifetime] | None = None) -> Program:
-    """``program`` with the fewest steps: one for each eager call, and one for all launches between two of them.
-    ``lives`` are its lifetimes, if they are known."""
+def uncut(program: Program, lives: Sequence[Lifetime]) -> Program:
+    """``program``, whose lifetimes are ``lives``, with the fewest steps: one for each eager call, and one for all
+    launches between two of them."""
     facts = _Facts(program, lives)
     return with_steps(program, facts.plan(facts.fewest()))
 
