@@ -143,6 +143,14 @@ graph @main (%layers.0.weight : f32[8, 8]@cpu, %0 : f32[8, 8]@cpu, %_1 : f32[8, 
 """
 
 
+def test_an_operator_on_a_constant_is_told_to_take_a_copy(tmp_path: Path) -> None:
+    text = NAMED.replace("(%sum, %float)", "(%sum, %2)")
+    result = run("run", write(tmp_path, text))
+    assert (result.exit_code, result.stdout) == (1, "")
+    told = "at node layers_0_weight: Inductor takes a copy of the constant %_2: aten.lift_fresh_copy.default(%_2)"
+    assert told in result.stderr
+
+
 LIAR = """
 import pygraph
 

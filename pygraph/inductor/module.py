@@ -22,7 +22,7 @@ from pygraph.frontend.lift import leaves_of
 from pygraph.frontend.names import FrontendError, resolve_op
 from pygraph.frontend.types import to_fx_arg, torch_dtype
 from pygraph.inductor.upload import make_compilable
-from pygraph.inductor.write_back import lifted_constant
+from pygraph.inductor.write_back import lifted_constant, takes_constants
 from pygraph.ir import CONSTANT, Graph, GraphRef, KernelNode, TensorType, Value
 
 __all__ = ["fit_names", "module_of"]
@@ -111,6 +111,11 @@ class _Maker:
             self.env[node.output] = self._attribute(node.name, self.constant(node))
             return
         target = resolve_op(node.op)
+        constant = next((one for one in node.inputs if one.producer is not None and one.producer.op == CONSTANT), None)
+        if constant is not None and not takes_constants(target):
+            raise FrontendError(
+                f"Inductor takes a copy of the constant {constant!r}: aten.lift_fresh_copy.default({constant!r})"
+            )
         args = tuple(to_fx_arg(arg, self.env.__getitem__, self._other) for arg in node.args)
         kwargs = {key: to_fx_arg(arg, self.env.__getitem__, self._other) for key, arg in node.attrs.items()}
         target, args = lifted_constant(self.gm, target, args)

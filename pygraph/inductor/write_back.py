@@ -194,6 +194,11 @@ class _Writer:
 # -- constants and fake results ----------------------------------------------------------------------------------------
 
 
+def takes_constants(target: Any) -> bool:
+    """True if Inductor compiles a call of ``target`` on a constant of the module: any other takes a copy of it."""
+    return target in (_LIFT, _MOVE, torch.ops.aten.lift_fresh.default)
+
+
 def lifted_constant(gm: torch.fx.GraphModule, target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The call of ``target`` on ``args``, as Inductor accepts it: a constant of ``gm`` is moved here, and lifted."""
     if target is _MOVE and isinstance(args[0], FxNode) and args[0].op == "get_attr":
