@@ -19,7 +19,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -311,28 +311,32 @@ class _Trial:
         return [*found, *(operand.owner in decided for operand in self.answers.answered)]
 
     def _judged(self, answer: Outcome, first: Outcome) -> Refusal | None:
-        """Why the replay may not be used, by as many more runs on copies as that takes.
+        """Why the replay may not be used, and for how long."""
+        refusal = self._asked(answer, first)
+        if _may_be_chance(refusal) and self.odd:
+            refusal = Refusal("comparison-failed", f"twice in a row, {refusal.detail}")
+        return self._blamed(refusal) if refusal is not None and refusal.reason == "comparison-failed" else refusal
+
+    def _asked(self, answer: Outcome, first: Outcome) -> Refusal | None:
+        """What ``judge`` says, after as many more runs on copies as that takes.
 
         Where the region draws, these draw numbers of their own: on those of the answering run, other threads would draw
         them, too. Their spread stands in for that of runs on its numbers.
         """
         ask = functools.partial(judge, answer, first, self._varies(answer), self.spread, tolerant=self.tolerant)
         refusal = ask()
-        if not self.in_rounds and _may_be_chance(refusal):
-            with self.random.apart():
-                reference = self._left(*self._run_again()) if self.random else answer
-                for runs in RUNS:
-                    for _ in range(runs):
-                        unsteady = self._widen(reference)
-                        if unsteady is not None:
-                            return unsteady
-                    refusal = ask()
-                    if not _may_be_chance(refusal):
-                        break
-        if refusal is not None and refusal.reason == "comparison-failed":
-            return self._blamed(refusal)
-        if refusal is not None and _may_be_chance(refusal) and self.odd:
-            return Refusal("comparison-failed", f"twice in a row, {refusal.detail}")
+        if self.in_rounds or not _may_be_chance(refusal):
+            return refusal
+        with self.random.apart():
+            reference = self._left(*self._run_again()) if self.random else answer
+            for runs in RUNS:
+                for _ in range(runs):
+                    unsteady = self._widen(reference)
+                    if unsteady is not None:
+                        return unsteady
+                refusal = ask()
+                if not _may_be_chance(refusal):
+                    break
         return refusal
 
     def _widen(self, reference: Outcome) -> Refusal | None:
@@ -410,7 +414,7 @@ class _Trial:
         return [digest(span(self.args[p])) for p in self.read_in_place]
 
 
-def _may_be_chance(refusal: Refusal | None) -> bool:
+def _may_be_chance(refusal: Refusal | None) -> TypeGuard[Refusal]:
     """Whether more runs may say otherwise."""
     return refusal is not None and refusal.reason == ODD_REPLAY
 

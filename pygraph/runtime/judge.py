@@ -114,13 +114,11 @@ def judge(
         result, other, known = expected.results[index], actual.results[index], spread.distances.get(index)
         found = distance(result, other)
         how = found if isinstance(found, str) else found.outside(known, result.dtype)
-        if known is None and how is not None:
-            return _doubt(f"{name} {how}, though uncaptured runs agree on it", certain=spread.runs >= sum(RUNS))
-        if known is None and not tolerant:
-            return _doubt(f"{name} has other values, though uncaptured runs agree on it bit for bit")
+        if known is None and (how is not None or not tolerant):
+            return _doubt(f"{name} {how or 'has other values'}, though uncaptured runs agree on it")
         if how is None:
             continue
-        let_off = None if known is None or isinstance(found, str) else found.surprise(known, result.dtype)
+        let_off = None if isinstance(found, str) else found.surprise(known, result.dtype)
         if let_off is None:
             return _doubt(f"{name} {how}")
         _add(total, result.dtype, let_off)
@@ -128,8 +126,8 @@ def judge(
     return None if spread.covers(total) else _doubt(furthest[1])
 
 
-def _doubt(detail: str, *, certain: bool = False) -> Refusal:
-    return Refusal("comparison-failed" if certain else ODD_REPLAY, f"non-deterministic: {detail}")
+def _doubt(detail: str) -> Refusal:
+    return Refusal(ODD_REPLAY, f"non-deterministic: {detail}")
 
 
 class Spread:
@@ -158,7 +156,7 @@ class Spread:
             found = distance(result, again.results[index])
             if isinstance(found, str):
                 return _unsteady(f"{reference.names[index]} {found}")
-            surprise = None if before is None else found.surprise(before, result.dtype)
+            surprise = found.surprise(before, result.dtype)
             if surprise is not None:
                 _add(surprises, result.dtype, surprise)
             self.distances[index] = found.widened(before)
@@ -195,7 +193,7 @@ COARSE = 2.0**-5
 """No more than this part, or one eps if that is more, is allowed in any case. In bfloat16, 64 · eps is a half, and
 hardly anything would be wrong; nobody keeps long sums in types as coarse."""
 
-RARE = 1 / 16
+RARE = 1 / 4
 """Part of the blocks of a result that may be a surprise, so that one of fewer blocks has none."""
 
 FACTOR = 4
@@ -247,26 +245,29 @@ class Distance:
         eps = torch.finfo(dtype).eps
         return FACTOR * spread + min(TERMS * eps, max(eps, COARSE)) * self.magnitude
 
-    def surprise(self, spread: Distance, dtype: torch.dtype) -> Surprise | None:
+    def excess(self, spread: Distance | None, dtype: torch.dtype) -> torch.Tensor:
+        """How much further the other lies off than is allowed, in each block; no ``spread``: runs agree."""
+        return self.apart - self.allowed(torch.zeros_like(self.apart) if spread is None else spread.apart, dtype)
+
+    def surprise(self, spread: Distance | None, dtype: torch.dtype) -> Surprise | None:
         """How far the run of this distance lies outside of what the ``spread`` of others allows; None where it does so
         in too many blocks for a surprise."""
         if not self.apart.numel():
             return Surprise()
-        excess = self.apart - self.allowed(spread.apart, dtype)
+        excess = self.excess(spread, dtype)
         parts = (excess / self.magnitude)[excess > 0]
         return Surprise(len(parts), max(parts.tolist(), default=0.0)) if len(parts) <= RARE * len(excess) else None
 
     def outside(self, spread: Distance | None, dtype: torch.dtype) -> str | None:
-        """Where and by how much the other lies further off than is allowed, if it does; no ``spread``: runs agree."""
+        """Where and by how much the other lies further off than is allowed, if it does."""
         if not self.apart.numel():
             return None
-        apart = torch.zeros_like(self.apart) if spread is None else spread.apart
-        allowed = self.allowed(apart, dtype)
-        excess = self.apart - allowed
+        excess = self.excess(spread, dtype)
         at = int(excess.argmax())
         if float(excess[at]) <= 0:
             return None
-        off, limit, runs = (float(each[at]) for each in (self.apart, allowed, apart))
+        off, runs = float(self.apart[at]), 0.0 if spread is None else float(spread.apart[at])
+        limit = off - float(excess[at])
         where = f"within {BLOCK} elements from {self.start(at)} on"
         return f"is off by {off:.2e} {where}, allowed are {limit:.2e} (uncaptured runs are {runs:.2e} apart)"
 

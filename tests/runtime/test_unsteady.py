@@ -113,7 +113,7 @@ def test_a_replay_off_by_ten_times_the_spread_is_refused(seed: int, scale: float
     assert [executable.closed for executable in driver.executables] == [True, True]
 
 
-def only(replay: int, off: float = 1.0) -> Callable[[list[Any]], None]:
+def only(replay: int, off: float) -> Callable[[list[Any]], None]:
     """Spoils the replay with this number, from 1 on: one element of 64 up to 2."""
     replays: list[int] = []
 
@@ -127,7 +127,7 @@ def only(replay: int, off: float = 1.0) -> Callable[[list[Any]], None]:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (only(1), "non-deterministic: output 1 is off by 1.00e+00"),
+        (lambda outputs: outputs[1][0].add_(1), "non-deterministic: output 1 is off by 1.00e+00"),
         (lambda outputs: outputs[1].view(torch.uint8)[8].bitwise_xor_(1), "output 1 has other values, though"),
         (lambda outputs: outputs[1].view(torch.uint8)[9].bitwise_xor_(1), "output 1 is off by 3.05e-05"),
         (lambda outputs: outputs.insert(0, outputs.pop(1)), "output 0 is off by"),
@@ -143,14 +143,15 @@ def test_a_replay_that_is_wrong_in_what_the_region_repeats_is_refused(spoil: Any
     assert (record.captures, record.replays) == (0, 0)
 
 
-def test_a_replay_that_is_the_odd_one_of_runs_that_vary_is_captured_once_more() -> None:
+@pytest.mark.parametrize("off", [1e-6, 1.0])
+def test_a_replay_that_is_the_odd_one_of_runs_that_vary_is_captured_once_more(off: float) -> None:
     """In a result on which all others agree: at twice as many calls, and used if it is not so again."""
     fn = unsteady(1, 1e-2)
-    record, driver = run(fn, spoiled(fn, only(1, 1e-6)), calls=4)
+    record, driver = run(fn, spoiled(fn, only(1, off)), calls=4)
     assert list(record.refusals) == ["odd-replay"]
     assert "though uncaptured runs agree on it" in record.refusals["odd-replay"].detail
     assert (record.captures, record.replays) == (0, 0)
-    record, driver = run(fn, spoiled(fn, only(1, 1e-6)), calls=8)
+    record, driver = run(fn, spoiled(fn, only(1, off)), calls=8)
     assert (record.captures, record.replays, record.reason) == (1, 3, None)
     assert len(driver.executables) == 2
 
@@ -458,6 +459,44 @@ def test_a_run_that_is_far_off_at_one_place_counts_with_all_its_places() -> None
         assert bool(region.record.replays) == accepted, region.record
 
 
+@pytest.mark.parametrize("chance", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_region_few_runs_of_which_are_off_is_refused_now_and_then_but_not_for_good(
+    chance: float, verify: bool
+) -> None:
+    """By 2**-8 in one of 4096 elements: in most comparisons, no other run is."""
+    for seed in range(2 if verify else 40):
+        generator = torch.Generator().manual_seed(seed)
+
+        def fn(args: list[Any], generator: torch.Generator = generator) -> Sequence[Any]:
+            result = args[0] * 2
+            if torch.rand((), generator=generator) < chance:
+                result[int(torch.randint(1 << 12, (), generator=generator))] *= 1 + 2.0**-8
+            return [result]
+
+        region, _ = unsteady_region(fn, verify_every=int(verify))
+        for call in range(50 if verify else 10):
+            region([torch.ones(1 << 12) + call])
+        assert region.record.captures == 1, (seed, region.record)
+
+
+@pytest.mark.parametrize("size", [128, 256, 768])
+def test_small_results_may_each_be_off_at_a_few_places(size: int) -> None:
+    """Such as gradients of biases that are rounded to bfloat16 on their way: fifty, each at one place in each run."""
+    generator = torch.Generator().manual_seed(5)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        results = [args[0] * 2 for _ in range(50)]
+        for result in results:
+            result[int(torch.randint(size, (), generator=generator))] *= 1 + 2.0**-8
+        return results
+
+    region, _ = unsteady_region(fn, outputs=50)
+    for call in range(8):
+        region([torch.ones(size) + call])
+    assert region.record.captures == 1, region.record
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -538,11 +577,14 @@ def test_a_result_that_all_runs_agree_on_has_no_part_in_the_surprise_of_another(
         region([torch.ones(1 << 14)])
     if verify:
         driver.kernel = spoiled(fn, spoil)
+        region([torch.ones(1 << 14)])
         with pytest.raises(ReplayError, match="output 1 "):
             region([torch.ones(1 << 14)])
         return
+    for call in range(6):
+        region([torch.ones(1 << 14) + call])
     assert region.record.captures == 0
-    assert str(region.record.reason).startswith("comparison-failed: non-deterministic: output 1 ")
+    assert str(region.record.reason).startswith("comparison-failed: twice in a row, non-deterministic: output 1 ")
 
 
 def test_booleans_of_other_bytes_are_no_surprise() -> None:
@@ -699,7 +741,7 @@ class Joint:
     [
         (0.0, RIGHT, None),
         (0.0, NEAR, "odd-replay"),
-        (0.0, WRONG, "comparison-failed"),
+        (0.0, WRONG, "odd-replay"),
         (1.0, RIGHT, None),
         (1.0, WRONG, "odd-replay"),
     ],
@@ -810,7 +852,7 @@ def test_runs_of_all_ranks_draw_as_one(raises: bool) -> None:
     [
         (1.0, RIGHT, None),
         (0.0, RIGHT, None),
-        (0.0, WRONG, "comparison-failed"),
+        (0.0, WRONG, "odd-replay"),
         (0.0, NEAR, "odd-replay"),
         (1.0, WRONG, "odd-replay"),
     ],
@@ -849,6 +891,22 @@ def test_an_operator_that_counts_is_named_and_called_by_each_replay_from_then_on
     assert region.record.eager_since == {"lib.counter": str(refusal)}
     assert driver.eager[-1] == ("lib.counter",)
     assert region.record.replays == 0
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_operator_that_counts_is_named_though_results_vary(whole: bool) -> None:
+    """Integers that count differ in another uncaptured run, too; other numbers, in a replay twice in a row."""
+    runs, draw = count(), noise(3)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        return [args[0] + 1e-3 * draw(SIZE), torch.tensor(next(runs) if whole else 1.0)]
+
+    driver = FakeDriver(lambda args: [args[0] + 1e-3 * draw(SIZE), torch.tensor(0 if whole else 2.0)])
+    driver.python, driver.nondeterministic, driver.random = (COUNTER,), 2, False
+    region = Region(fn, driver, name="toy")
+    for call in range(8):
+        region([torch.ones(SIZE) + call])
+    assert region.record.eager_since.keys() == {"lib.counter"}
 
 
 @pytest.mark.parametrize("counts", [False, True])
