@@ -19,7 +19,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import torch
 
@@ -88,7 +88,8 @@ def compare(
     may be chance (``odd-replay``), and where the random state is another one (``random-state``: another thread may have
     drawn), the replay is refused this time.
 
-    All but the run that answers the call uses the driver's scratch memory, or, where that has no room, ordinary memory.
+    All but the run that answers the call uses the driver's scratch memory, or, where a replay has no room there,
+    ordinary memory.
     Raises what ``answer`` raises, and ReplayError if the replay damaged an argument that it should only read and that
     was too large to copy, or if the random state could not be brought back; and, with the call unanswered, if ranks
     have agreed on runs that this one cannot make: others would take what it sends next for these.
@@ -124,7 +125,8 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - kernels and allocations raise anything; the uncaptured run answers the call
-        if is_out_of_memory(error) and not (trial is not None and trial.owes):
+        once_more = trial is None or not (trial.owes or trial.replay == "made")  # a second replay would say nothing
+        if is_out_of_memory(error) and once_more:
             return Refusal.of(error)
         first = _raised(error, trial)
     if isinstance(first, Refusal):
@@ -158,7 +160,7 @@ def _raised(error: Exception, trial: _Trial | None) -> Refusal:
     """Why a replay may not be used: memory was short, it raised, or what compares it did, which says nothing of it."""
     if is_out_of_memory(error) or isinstance(error, CaptureError):
         return Refusal.of(error)
-    replaying = trial is not None and trial.replaying
+    replaying = trial is not None and trial.replay == "begun"
     return Refusal("replay-raised" if replaying else "comparison-raised", f"{type(error).__name__}: {error}")
 
 
@@ -167,9 +169,9 @@ def _raised(error: Exception, trial: _Trial | None) -> Refusal:
 
 class _Trial:
     """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
-    ``replaying``: a replay has begun and not ended, or raised. ``in_rounds``: all ranks make all runs that may be
-    needed, whatever each has found by then. ``owes``: ranks have agreed on runs that this one has not made yet.
-    ``varying``: memory whose contents launches decide that vary. ``spread``: of further runs."""
+    ``replay``: whether it is yet to come, has begun and not ended, or raised, or was made. ``in_rounds``: all ranks
+    make all runs that may be needed, whatever each has found by then. ``owes``: ranks have agreed on runs that this one
+    has not made yet. ``varying``: memory whose contents launches decide that vary. ``spread``: of further runs."""
 
     def __init__(
         self,
@@ -188,7 +190,7 @@ class _Trial:
         self.random = _Draws(driver, program)
         self.answers = Answers(program, driver.generator(program))
         self.filling, self.waited = in_flight(program)
-        self.replaying = False
+        self.replay: Literal["ahead", "begun", "made"] = "ahead"
         self.runs = 0
         self.owes = False
         self.spread = Spread()
@@ -352,12 +354,12 @@ class _Trial:
 
     def _replay(self, args: list[Any]) -> Sequence[Any] | None:
         """Replay on ``args``, which are kept, with the answers to eager calls."""
-        self.replaying = True
+        self.replay = "begun"
         if self.answered:
             outputs = self.executable.replay_answered(list(args), self.answers.replaying())
         else:
             outputs = self.executable.replay(list(args))
-        self.replaying = False
+        self.replay = "made"
         return outputs
 
     def explained(self, refusal: Refusal | None) -> Refusal | None:

@@ -222,6 +222,20 @@ def test_calls_are_answered_where_there_is_no_memory_to_tell_their_arguments(
     assert record.captures == 0
 
 
+def test_a_replay_that_lags_is_not_made_again_with_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where scratch memory has no room for looking at it, ordinary memory might: the second one would be right."""
+    real, looked = compare_module.observe, count()
+
+    def short(*facts: Any) -> Any:
+        if next(looked) == 0:
+            raise torch.OutOfMemoryError("as asked")
+        return real(*facts)
+
+    monkeypatch.setattr(compare_module, "observe", short)
+    record = lagging([0.05, 0.1])
+    assert (list(record.refusals), record.captures) == (["out-of-memory"], 0)
+
+
 def test_odd_replays_of_all_sizes_count() -> None:
     """A replay that is wrong in the lowest bit, for each of many sizes: two are enough."""
     fn = unsteady(1, 1e-2)
