@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from pygraph.ir import Graph
     from pygraph.passes.manager import PassManager, PipelineResult
 
-__all__ = ["attach", "driver_for", "pygraph"]
-
 _log = logging.getLogger("pygraph")
 
 Boxed = Callable[[list[Any]], Any]

@@ -37,24 +37,6 @@ from typing import Any
 
 import platformdirs
 
-__all__ = [
-    "SIZE",
-    "TEMPORARY",
-    "VARIABLE",
-    "cache_dir",
-    "kept_under",
-    "load",
-    "load_json",
-    "locked",
-    "opened",
-    "store",
-    "store_json",
-    "usable",
-    "user_dir",
-    "warn_once",
-    "write_atomically",
-]
-
 VARIABLE = "PYGRAPH_CACHE_DIR"
 """The environment variable that names the folder. Unset: the user's cache folder of the platform. Empty: none."""
 

@@ -18,40 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-__all__ = [
-    "MISSING",
-    "UNUSABLE",
-    "MissingSymbolError",
-    "Substitution",
-    "absent",
-    "act_in_time",
-    "announce",
-    "before_shutdown",
-    "check_options",
-    "compilations",
-    "compile_reason",
-    "declaration",
-    "described_input",
-    "dispatch_mode_flags",
-    "follow_backward",
-    "inductor_timing",
-    "input_sources",
-    "keep_random_draws",
-    "mend_gradients",
-    "mend_late_reads",
-    "mend_loop_order",
-    "mend_number_writes",
-    "mend_patterns",
-    "missing_text",
-    "others_partitions",
-    "owe",
-    "own_partitions",
-    "put_off",
-    "set_dispatch_mode_flags",
-    "substitute_variables",
-    "untouched",
-]
-
 _log = logging.getLogger("pygraph")
 
 UNUSABLE = "nothing is captured: every graph is left to plain Inductor"

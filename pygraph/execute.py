@@ -37,8 +37,6 @@ from pygraph.runtime.native_build import waiting_for_builds
 from pygraph.runtime.tensors import bits, blocks, same_bytes, take
 from pygraph.settings import Settings
 
-__all__ = ["CALLS", "Difference", "Execution", "execute"]
-
 CALLS = 5
 """Calls of the compiled graph: one runs as it is, the next is captured, the others are replayed."""
 

@@ -6,8 +6,6 @@ import functools
 import hashlib
 from pathlib import Path
 
-__all__ = ["PACKAGE", "__version__", "digest", "package_digest"]
-
 __version__ = "0.1.0"
 
 PACKAGE = Path(__file__).parent

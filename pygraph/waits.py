@@ -14,8 +14,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["WHOLE", "Part", "Waits"]
-
 _Memory = TypeVar("_Memory", bound=Hashable)
 
 

@@ -35,8 +35,6 @@ from pygraph.report.facts import percent
 from pygraph.report.html import template
 from pygraph.version import __version__
 
-__all__ = ["CAUSES", "OTHER", "Profile", "Run", "document", "measure", "page", "read", "table", "timeline"]
-
 SCHEMA_VERSION = 2
 """Raised when a key of the JSON is renamed or removed, or its meaning changes."""
 

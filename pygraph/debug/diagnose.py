@@ -21,8 +21,6 @@ from pygraph.runtime.eager import base_of
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.slots import SPORADIC, SlotTable, discover
 
-__all__ = ["Finding", "diagnose"]
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:

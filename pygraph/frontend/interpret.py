@@ -37,8 +37,6 @@ from pygraph.ir import (
 )
 from pygraph.ir.text.print import type_text
 
-__all__ = ["Evaluation", "draw_inputs", "evaluate", "number_of", "returned", "sizes_told"]
-
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:

@@ -20,8 +20,6 @@ from pygraph.passes.legality import Legality
 from pygraph.passes.legality.rules import captured_device
 from pygraph.passes.pipeline import sources
 
-__all__ = ["compare", "compile_under", "model_for", "pass_context", "program_key"]
-
 
 def pass_context(graph: Graph) -> PassContext:
     """The context of passes over ``graph``: the device whose work is captured, and its model."""

@@ -21,8 +21,6 @@ from torch.fx import Node as FxNode
 
 from pygraph import compat
 
-__all__ = ["Lineage", "following"]
-
 T = TypeVar("T")
 
 

@@ -25,8 +25,6 @@ from pygraph.inductor.upload import make_compilable
 from pygraph.inductor.write_back import lifted_constant, takes_constants
 from pygraph.ir import CONSTANT, Graph, GraphRef, KernelNode, TensorType, Value
 
-__all__ = ["fit_names", "module_of"]
-
 
 def fit_names(graph: Graph) -> None:
     """Rename what FX cannot call as ``graph`` does: ``%0``, ``%sum``, an input ``%layers.0.weight`` without a

@@ -38,8 +38,6 @@ from pygraph.passes.legality import Legality
 from pygraph.passes.region_order import Kind, Time, fewest_runs, runs, settle
 from pygraph.program.recording import DRAWS_IF_CALLED, WAIT
 
-__all__ = ["REPLACEMENTS", "PartitionHooks", "Replacement"]
-
 UNKNOWN = "unknown-node"
 
 SEVERAL_STREAMS = "a program that uses several streams is cut where Inductor has it, and not at the bounds of regions"

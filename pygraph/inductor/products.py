@@ -24,8 +24,6 @@ from pygraph import compat
 from pygraph.cache import kept_under, load_json, store_json
 from pygraph.runtime.identity import machine
 
-__all__ = ["Products", "Times"]
-
 _MM, _ADD, _ADDMM = torch.ops.aten.mm.default, torch.ops.aten.add.Tensor, torch.ops.aten.addmm.default
 
 _LARGEST = 1 << 31

@@ -18,8 +18,6 @@ from pygraph.passes.pipeline import sources
 from pygraph.program.default import ORDER_MEMORY, ordered, placed, renamed, segmented
 from pygraph.program.program import Program
 
-__all__ = ["DEFAULT_LAUNCH_PIPELINE", "LaunchPipeline", "Layout", "Order", "Rename", "Segments"]
-
 DEFAULT_LAUNCH_PIPELINE = "rename,order,layout,segments"
 
 

@@ -25,20 +25,6 @@ from pygraph.program.recording import Recording
 from pygraph.program.rename import rename
 from pygraph.program.steps import WORTHWHILE, cut, uncut, with_steps
 
-__all__ = [
-    "DEFAULT_PASSES",
-    "ORDER_MEMORY",
-    "DefaultPasses",
-    "LaunchPasses",
-    "as_captured",
-    "in_order",
-    "longest_path",
-    "ordered",
-    "placed",
-    "renamed",
-    "segmented",
-]
-
 ORDER_MEMORY = 0.1
 """Part of the peak by which a program may exceed it for having launches run side by side, unless the user says."""
 

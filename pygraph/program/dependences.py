@@ -17,8 +17,6 @@ from pygraph.program.program import Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Launch, Recording
 from pygraph.waits import Waits
 
-__all__ = ["accesses_of", "chains", "in_lanes", "order_of"]
-
 _Key = tuple[AllocationKind, int]
 
 _CROSSING = 0.5

@@ -17,8 +17,6 @@ from pygraph.program.order import Order
 from pygraph.program.program import Layout, Slot, returned_by_calls, used_by_calls
 from pygraph.program.recording import AllocationKind, OutputKind, Recording
 
-__all__ = ["Lifetime", "apart", "lifetimes", "own_storage", "pack"]
-
 _BITS = bytes.maketrans(b"01", b"\0\1")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Order", "levels"]
-
 
 @dataclass(frozen=True, slots=True)
 class Order:

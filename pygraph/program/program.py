@@ -8,18 +8,6 @@ from dataclasses import dataclass, field
 from pygraph.program.order import Order
 from pygraph.program.recording import AllocationKind, EagerCall, Launch, Origin, Recording
 
-__all__ = [
-    "EagerStep",
-    "GraphSegment",
-    "Layout",
-    "NonPointerWord",
-    "Program",
-    "Slot",
-    "Step",
-    "returned_by_calls",
-    "used_by_calls",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

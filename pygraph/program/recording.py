@@ -10,37 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = [
-    "COLLECTIVES",
-    "DRAWS_IF_CALLED",
-    "FUNCTIONAL_COLLECTIVES",
-    "UNKNOWN",
-    "WAIT",
-    "Access",
-    "Allocation",
-    "AllocationKind",
-    "Bytes",
-    "EagerCall",
-    "EagerOperand",
-    "EagerResult",
-    "Geometry",
-    "Launch",
-    "LaunchKind",
-    "Origin",
-    "Output",
-    "OutputKind",
-    "PythonCall",
-    "Recording",
-    "TensorLayout",
-    "UnownedAddress",
-    "UnownedMemory",
-    "Use",
-    "is_functional_collective",
-    "is_read",
-    "is_written",
-    "name_of",
-]
-
 WORD = 8
 """Bytes in a parameter word: an address is always one aligned word."""
 

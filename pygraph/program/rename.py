@@ -18,8 +18,6 @@ from itertools import accumulate, pairwise
 from pygraph.program.program import Slot, used_by_calls
 from pygraph.program.recording import Access, AllocationKind, Bytes, Launch, Recording
 
-__all__ = ["rename"]
-
 _Key = tuple[AllocationKind, int]
 POOL = AllocationKind.POOL
 

@@ -20,8 +20,6 @@ from pygraph.program.layout import Lifetime, lifetimes, pack
 from pygraph.program.program import EagerStep, GraphSegment, Layout, Program, Step, returned_by_calls
 from pygraph.program.recording import AllocationKind, OutputKind
 
-__all__ = ["Block", "Plan", "cut", "pieces", "timeline", "uncut", "with_steps"]
-
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """The launches (begin, end) of each step, in order. Eager calls are steps by themselves."""
 

@@ -67,8 +67,6 @@ from pygraph.program.recording import (
 from pygraph.text.reader import Lexeme, Reader, tokens
 from pygraph.text.words import NAME, QUOTED, WORD, quote, symbol_text, unquote
 
-__all__ = ["parse_program", "print_program"]
-
 _Key = tuple[AllocationKind, int]
 
 _KINDS = {prefix: kind for kind, prefix in PREFIXES.items()}

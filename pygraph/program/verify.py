@@ -45,8 +45,6 @@ from pygraph.program.recording import (
 )
 from pygraph.waits import Waits
 
-__all__ = ["stray_uses", "verify", "verify_edges"]
-
 _Key = tuple[AllocationKind, int]
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
 

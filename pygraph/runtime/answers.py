@@ -31,8 +31,6 @@ from pygraph.runtime.contract import Answer, ScratchPool
 from pygraph.runtime.eager import at_places
 from pygraph.runtime.tensors import digest, span
 
-__all__ = ["Answers", "in_flight"]
-
 
 def in_flight(program: Program) -> tuple[frozenset[tuple[AllocationKind, int]], frozenset[int]]:
     """Memory that a collective may still fill when ``program`` ends, and arguments that one from before may fill while

@@ -22,18 +22,6 @@ from pygraph.compat import (
 from pygraph.errors import CaptureError
 from pygraph.program.recording import is_written
 
-__all__ = [
-    "PLAIN",
-    "OperatorCall",
-    "aliased",
-    "check_call",
-    "check_result",
-    "fake_results",
-    "leaves",
-    "run_fake",
-    "tensors_in",
-]
-
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None))
 """Types of arguments whose ``repr`` is equal only for those that make an operator do the same."""
 

@@ -39,8 +39,6 @@ from pygraph.runtime.identity import machine
 from pygraph.runtime.tensors import bits
 from pygraph.version import __version__
 
-__all__ = ["DEPENDENCES", "MARGIN", "PATIENCE", "PROGRAM", "Contest", "Decision", "JointContest", "kept_path", "read"]
-
 _log = logging.getLogger("pygraph.runtime")
 
 Function = Callable[[list[Any]], Sequence[Any]]

@@ -19,18 +19,6 @@ from pygraph.program.program import Program
 from pygraph.program.recording import Recording
 from pygraph.runtime.provenance import Refusal
 
-__all__ = [
-    "Answer",
-    "Driver",
-    "Executable",
-    "NativeDriver",
-    "ScratchPool",
-    "Timer",
-    "make_driver",
-    "start_build",
-    "uses",
-]
-
 ScratchPool = Callable[[], AbstractContextManager[object]]
 """Within ``with scratch():``, entered as often as one likes, what this thread allocates is scratch memory."""
 

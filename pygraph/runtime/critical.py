@@ -34,8 +34,6 @@ from pygraph.compat import (
 )
 from pygraph.errors import CaptureError
 
-__all__ = ["capturing", "capturing_turn", "interruptible", "only_capture", "unbroken"]
-
 capturing: list[int] = []
 """The thread that captures or compares now, by its ident; behind it, those that are about to be turned away."""
 

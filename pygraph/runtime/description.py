@@ -22,19 +22,6 @@ import torch
 from pygraph.program.program import EagerStep, Program, Slot
 from pygraph.program.recording import WAIT, AllocationKind, Output, OutputKind, TensorLayout
 
-__all__ = [
-    "Argument",
-    "Block",
-    "Call",
-    "CallOperand",
-    "CallResult",
-    "OperandKind",
-    "Patch",
-    "RegionDescription",
-    "RegionStep",
-    "describe_region",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Patch:

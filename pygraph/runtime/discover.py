@@ -22,8 +22,6 @@ from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.slots import SPORADIC, SlotTable, discover, resolve
 from pygraph.runtime.tensors import extent
 
-__all__ = ["Captured", "capture"]
-
 _ATTEMPTS = 3
 """Captures that are made, one after the other, to agree with one of the two before."""
 

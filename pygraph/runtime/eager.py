@@ -25,9 +25,6 @@ from pygraph.program.recording import (
 )
 from pygraph.runtime.calls import OperatorCall, check_call, check_result, run_fake
 
-__all__ = ["OWN", "RecordedCall", "at_places", "base_of", "is_eager", "is_operator", "record_call"]
-
-
 OWN = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized"})
 """Namespaces of torch's own operators, whose schemas and tags tell all that they do."""
 

@@ -23,8 +23,6 @@ from typing import Literal
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import reason_of
 
-__all__ = ["Event", "Journal", "Kind", "Sizes", "counts", "forget", "on_event"]
-
 _log = logging.getLogger("pygraph.runtime")
 
 Kind = Literal["captured", "refused", "left-uncaptured", "evicted", "retried", "released"]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["cpu_model", "kernel_driver", "machine"]
-
 
 def machine(device: torch.device | None) -> str:
     """All that times on a CUDA device, or on the CPU (None), depend on; without the versions of torch and PyGraph."""

@@ -22,8 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-__all__ = ["TIMED", "Account", "Ledger"]
-
 CREDIT = 3
 """Captures of a region that need not have paid."""
 

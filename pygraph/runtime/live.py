@@ -15,8 +15,6 @@ from pygraph.runtime.native_build import retry_failed
 if TYPE_CHECKING:
     from pygraph.runtime.region import Region
 
-__all__ = ["Capture", "enter", "regions", "release", "retry", "shed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Capture:

@@ -42,8 +42,6 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import BUILDING
 
-__all__ = ["Loader", "NativeLibrary", "retry_failed", "waiting_for_builds"]
-
 _log = logging.getLogger("pygraph.runtime")
 
 SHARED = Path(__file__).resolve().parent / "native"

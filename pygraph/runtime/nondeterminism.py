@@ -17,8 +17,6 @@ from pygraph.compat import OpOverload
 from pygraph.program.program import Slot
 from pygraph.program.recording import AllocationKind, Recording
 
-__all__ = ["nondeterministic_kernels", "nondeterministic_operator", "unrepeatable"]
-
 _OPERATORS = re.compile(
     r"""aten::(?:
     # torch.use_deterministic_algorithms: "will act deterministically when mode=True"

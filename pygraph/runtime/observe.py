@@ -31,17 +31,6 @@ from pygraph.runtime.calls import OperatorCall, leaves
 from pygraph.runtime.eager import base_of
 from pygraph.runtime.provenance import is_out_of_memory, reset_blame
 
-__all__ = [
-    "SCALARS",
-    "CaptureMemory",
-    "OperatorObserver",
-    "describe_outputs",
-    "draws",
-    "operands",
-    "run_region",
-    "uses_absolute_offset",
-]
-
 SCALARS = (bool, int, float, type(None))
 """Types of the arguments and outputs that a capture fixes."""
 

@@ -21,8 +21,6 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.program.recording import UNKNOWN, Launch, Origin
 
-__all__ = ["Refusal", "blame", "blaming", "here", "is_out_of_memory", "merged", "ran", "reset_blame", "tracing"]
-
 
 class _Trace(threading.local):
     """Of each thread: the function that is traced, if any, what its lines run, and what became of its capture."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["BUILDING", "CLOSED", "MEMORY", "REASONS", "Lasting", "Reason", "reason_of"]
-
 
 class Lasting(Enum):
     """How long the reason of a refusal lasts."""

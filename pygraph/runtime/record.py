@@ -15,8 +15,6 @@ from pygraph.runtime.ledger import Ledger
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.variants import State
 
-__all__ = ["EagerCalls", "RegionOptions", "RegionRecord"]
-
 
 @dataclass(frozen=True, slots=True)
 class RegionOptions:

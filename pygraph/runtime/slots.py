@@ -16,8 +16,6 @@ from pygraph.program.program import NonPointerWord, Slot
 from pygraph.program.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording, UnownedMemory
 from pygraph.runtime.provenance import Refusal
 
-__all__ = ["SPORADIC", "AddressMap", "SlotTable", "discover", "resolve"]
-
 SPORADIC = (
     "half-address",
     "unpaired-address",

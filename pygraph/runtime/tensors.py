@@ -19,22 +19,6 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.program.recording import TensorLayout
 
-__all__ = [
-    "Block",
-    "Snapshot",
-    "bits",
-    "blocks",
-    "digest",
-    "extent",
-    "fingerprint",
-    "module_constants",
-    "rebound",
-    "same_bytes",
-    "span",
-    "take",
-    "words_digest",
-]
-
 _CHUNK = 1 << 20
 _MULTIPLIERS = ((0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9), (0x14D049BB133111EB, 0x2545F4914F6CDD1D))
 

@@ -25,21 +25,6 @@ from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import Lasting, reason_of
 from pygraph.runtime.tensors import bits
 
-__all__ = [
-    "LONGEST_WAIT",
-    "MAX_TRACKED",
-    "Call",
-    "Checked",
-    "Replay",
-    "ScalarKey",
-    "State",
-    "Variant",
-    "VariantTable",
-    "go_on",
-    "signature",
-    "sizes_in",
-]
-
 MAX_TRACKED = 256
 """Variants of one region whose occurrences are remembered while they are not captured."""
 

@@ -44,8 +44,6 @@ from pygraph.runtime.variants import Call, Life, Variant, go_on, is_alive
 if TYPE_CHECKING:
     from pygraph.runtime.life import Lives
 
-__all__ = ["VOTES", "Ballot", "Outcome", "Vote", "collectives_of", "hold", "joint", "only_collectives", "open_ballot"]
-
 VOTES = (4, 8, 16, 32, 64)
 """Calls of a region at which its ranks vote. A program that communicates is called by all of them in step."""
 

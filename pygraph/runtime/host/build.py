@@ -6,7 +6,5 @@ from pathlib import Path
 
 from pygraph.runtime.native_build import Loader, NativeLibrary
 
-__all__ = ["load"]
-
 _SOURCE = Path(__file__).resolve().with_name("native.cpp")
 load = Loader(lambda: NativeLibrary("host", _SOURCE, libraries=("c10", "torch_cpu", "torch_python")))

@@ -25,8 +25,6 @@ from pygraph.runtime.observe import SCALARS, describe_outputs, run_region
 from pygraph.runtime.provenance import blaming
 from pygraph.runtime.tensors import extent, module_constants, rebound
 
-__all__ = ["capture_region"]
-
 _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._inductor.runtime", "triton")
 """Modules whose callables run compiled code that is not bound as the known kernels are."""
 

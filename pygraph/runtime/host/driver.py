@@ -21,8 +21,6 @@ from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.recorder import Payload, Recorder
 from pygraph.runtime.provenance import Refusal
 
-__all__ = ["HostDriver"]
-
 
 def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
     """The native graph of ``program``. Raises CaptureError when it breaks a rule, or would replace a number."""

@@ -18,8 +18,6 @@ from typing import cast
 from pygraph.errors import CaptureError
 from pygraph.runtime.nondeterminism import nondeterministic_kernels
 
-__all__ = ["Kernel", "Parameter", "find_kernel", "is_native_function", "parameters_of"]
-
 _SYMBOL = "kernel"
 """The ``extern "C"`` function that each of Inductor's kernel libraries exports."""
 

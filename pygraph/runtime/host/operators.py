@@ -21,8 +21,6 @@ from pygraph.runtime.nondeterminism import nondeterministic_operator
 from pygraph.runtime.observe import OperatorObserver, draws, operands, uses_absolute_offset
 from pygraph.runtime.provenance import blaming
 
-__all__ = ["RecordOperators"]
-
 _VIEWS = frozenset({"inductor::_reinterpret_tensor", "inductor::_alloc_from_pool"})
 """Views whose schema does not say so."""
 

@@ -21,8 +21,6 @@ from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.provenance import here
 from pygraph.runtime.tensors import extent
 
-__all__ = ["Arena", "Operand", "OperatorLaunch", "Payload", "Recorder"]
-
 _ALIGNMENT = 64
 """Bytes that every address is a multiple of, as the ordinary CPU allocator's are."""
 
