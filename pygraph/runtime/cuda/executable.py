@@ -46,7 +46,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
         nodes = [None if launch in dropped else node for launch, node in enumerate(nodes)]
         order = None if program.order is None else program.order.without(dropped)
         parts = split(device.driver, graph, nodes, segments, order)
-        region = _native_region(device.native, graph, program, capture, nodes, parts)
+        region = _native_region(device, graph, program, capture, nodes, parts)
         if program.order is not None:
             verify_edges(program, _edges(parts, graph.raw_cuda_graph()), dropped)
     return Executable(region, capture.kept)
@@ -226,29 +226,40 @@ def _reorder(
 
 
 def _native_region(
-    native: Any,
+    device: DeviceCapture,
     graph: torch.cuda.CUDAGraph,
     program: Program,
     capture: CudaCapture,
     nodes: Sequence[Node | None],
     parts: Sequence[Part],
 ) -> Any:
-    """The region that replays ``parts``, one for each segment. ``nodes`` are given by launch."""
+    """The region that replays ``parts``, one for each segment, and owns them; whatever is raised, they are gone.
+    ``nodes`` are given by launch."""
+    native, driver = device.native, device.driver
     where = {launch: (part.handles[launch], number) for number, part in enumerate(parts) for launch in part.handles}
     patched = dict.fromkeys(slot.launch for slot in program.slots)
-    made = {launch: node.native(native, *where[launch]) for launch in patched if (node := nodes[launch]) is not None}
-    numbers = {launch: number for number, launch in enumerate(made)}
 
     def place(slot: Slot) -> tuple[int, int] | None:
         node = nodes[slot.launch]
         return None if node is None else (numbers[slot.launch], node.place(slot.word))
 
-    return native.CudaRegion(
-        describe_region(program, capture.arguments, place),
-        graph=graph,
-        device=capture.device,
-        random=capture.random,
-        offset=capture.offset_address if program.calls else 0,
-        segments=[(part.graph, part.instance) for part in parts],
-        nodes=list(made.values()),
-    )
+    try:
+        made = {
+            launch: node.native(native, *where[launch]) for launch in patched if (node := nodes[launch]) is not None
+        }
+        numbers = {launch: number for number, launch in enumerate(made)}
+        return native.CudaRegion(
+            describe_region(program, capture.arguments, place),
+            graph=graph,
+            device=capture.device,
+            random=capture.random,
+            offset=capture.offset_address if program.calls else 0,
+            segments=[(part.graph, part.instance) for part in parts],
+            nodes=list(made.values()),
+        )
+    except BaseException:
+        for part in parts:
+            if part.graph:
+                call(driver.cuGraphExecDestroy, driver.CUgraphExec(part.instance))
+                call(driver.cuGraphDestroy, driver.CUgraph(part.graph))
+        raise

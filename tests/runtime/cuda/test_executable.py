@@ -132,3 +132,21 @@ def test_edges_are_read_back_by_launch_and_those_that_do_not_wait_for_completion
     monkeypatch.setattr(executable, "read_edges", edges.__getitem__)
     parts = [Part(0, 0, {0: 100, 1: 101, 2: 102}), Part(6, 1, {3: 203, 4: 204})]
     assert executable._edges(parts, 5) == [(0, 1), (3, 4)]
+
+
+# -- the native region -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["node", "region"])
+def test_segments_are_destroyed_if_their_region_cannot_be_made(broken: str) -> None:
+    device, capture = Mock(), Mock(arguments=(None,))
+    for function in (device.driver.cuGraphExecDestroy, device.driver.cuGraphDestroy):
+        function.return_value = (0,)
+    device.driver.CUgraphExec = device.driver.CUgraph = int
+    (device.native.KernelNode if broken == "node" else device.native.CudaRegion).side_effect = MemoryError
+    program = with_stranger(NonPointerWord(0, 2))
+    parts = [Part(0, 0, {0: 100}), Part(6, 7, {1: 200})]
+    with pytest.raises(MemoryError):
+        executable._native_region(device, Mock(), with_steps(program), capture, [kernel()], parts)
+    device.driver.cuGraphExecDestroy.assert_called_once_with(7)
+    device.driver.cuGraphDestroy.assert_called_once_with(6)
