@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pygraph.ir import Graph, parse_graph
-from tests.interp import Outcome, Returned, interpret
+from pygraph.ir.interp import Outcome, Returned, interpret
 
 V = "f32[2]@cpu"
 

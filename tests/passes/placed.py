@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pygraph.ir import CAPTURABLE, Graph, TensorType, parse_graph
+from pygraph.ir.interp import interpret
 from pygraph.passes import PassContext, PassManager
 from pygraph.passes.legality import Legality
 from pygraph.passes.manager import PassRecord
 from pygraph.passes.placement import Placement
-from tests.interp import interpret
 
 __all__ = ["COPY", "CPU", "GPU", "INPUTS", "place", "shown"]
 

@@ -8,8 +8,8 @@ import torch
 import pygraph
 from pygraph.errors import ParseError, PygraphError
 from pygraph.ir import REGION, Graph, GraphError, parse_graph, sources, verify
+from pygraph.ir.interp import interpret
 from pygraph.passes import Found, PassManager, as_pass, rewrite
-from tests.interp import interpret
 
 T = "f32[4]@cpu"
 

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraph.frontend.lift import lift
 from pygraph.ir import CAPTURABLE, REASON, Graph, parse_graph
+from pygraph.ir.interp import interpret
 from pygraph.passes import PassContext, PassManager
-from tests.interp import interpret
 
 GPU = "meta"
 

@@ -12,9 +12,9 @@ from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
 from pygraph.ir import Effects, Graph, KernelNode, Value, dependences, parse_graph, verify
+from pygraph.ir.interp import interpret
 from pygraph.ir.order import memory_roots
 from pygraph.testing.strategies import operator_graphs
-from tests.interp import interpret
 
 graphs = operator_graphs()
 

@@ -6,12 +6,12 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from pygraph.ir import H200, HOST, Effects, Graph, Stage, parse_graph
+from pygraph.ir.interp import interpret
 from pygraph.passes import DEFAULT_PIPELINE, Pass, PassContext, PassManager
 from pygraph.passes.legality import Legality
 from pygraph.passes.partitioning import Partitioning
 from pygraph.passes.selection import Selection
 from pygraph.testing.strategies import KINDS, Kind, operator_graphs
-from tests.interp import interpret
 
 MINE = Kind("mylib.scale_.default", operands=2, effects=Effects(writes=(1,), aliases=((0, 1),)))
 GRAPHS = operator_graphs(max_nodes=12, kinds=(*KINDS, MINE))

@@ -23,10 +23,10 @@ from pygraph.ir import (
     Type,
     Value,
 )
+from pygraph.ir.interp import interpret
 from pygraph.passes import Pass, PassContext, PassManager
 from pygraph.passes.legality.rules import annotate, target_of
 from pygraph.passes.placement import Placement
-from tests.interp import interpret
 
 CPU = Device("cpu")
 CUDA = Device("cuda", 0)

@@ -6,7 +6,7 @@ Where a tensor lives is no part of its content, so moving it between devices lea
     %v = aten.view.default(%x) !aliases[0:0]      v: view of x's memory
     %r = aten.relu_.default(%v) !writes[0]        x's memory: put(input(x), step(view), relu_(view(input(x))))
 
-Nothing here is fast.
+Nothing here is fast, and nothing but tests and debugging uses it.
 """
 
 from __future__ import annotations
