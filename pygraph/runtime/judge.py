@@ -193,7 +193,7 @@ COARSE = 2.0**-5
 """No more than this part, or one eps if that is more, is allowed in any case. In bfloat16, 64 · eps is a half, and
 hardly anything would be wrong; nobody keeps long sums in types as coarse."""
 
-RARE = 1 / 4
+RARE = 1 / 16
 """Part of the blocks of a result that may be a surprise, so that one of fewer blocks has none."""
 
 FACTOR = 4

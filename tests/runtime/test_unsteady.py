@@ -494,7 +494,7 @@ def test_a_region_few_runs_of_which_are_off_is_refused_now_and_then_but_not_for_
         assert region.record.captures == 1, (seed, region.record)
 
 
-@pytest.mark.parametrize("size", [128, 256, 768])
+@pytest.mark.parametrize("size", [512, 768])
 def test_small_results_may_each_be_off_at_a_few_places(size: int) -> None:
     """Such as gradients of biases that are rounded to bfloat16 on their way: fifty, each at one place in each run."""
     generator = torch.Generator().manual_seed(5)
