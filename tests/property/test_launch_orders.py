@@ -59,9 +59,9 @@ def test_bytes_that_do_not_meet_have_none_in_common(
     left, right = elements(start * itemsize, one, itemsize), elements(other_start * itemsize, other, itemsize)
     assert min(left) >= a.start
     assert max(left) < a.end
-    assert meets(a, b) == meets(b, a)
+    assert a.meets(b) == b.meets(a)
     if left & right:
-        assert meets(a, b)
+        assert a.meets(b)
     if a.covers(b):
         assert right <= set(range(a.start, a.end))
 
@@ -74,9 +74,9 @@ def test_slices_of_channels_are_apart_whichever_axis_comes_last() -> None:
         return [Bytes.of(number * step * 2, size, stride, 2) for number in range(3)]
 
     for made in (slices(True), slices(False)):
-        assert not any(meets(a, b) for a, b in combinations(made, 2))
+        assert not any(a.meets(b) for a, b in combinations(made, 2))
         assert all(Bytes(0, 64 * 49 * 3 * 2).covers(each) for each in made)
-    assert meets(slices(True)[0], slices(False)[0])
+    assert slices(True)[0].meets(slices(False)[0])
 
 
 # -- dependences -------------------------------------------------------------------------------------------------------
