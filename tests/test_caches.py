@@ -74,7 +74,7 @@ torch.testing.assert_close(torch.compile(scaled, backend="pygraph")(x), scaled(x
 
 
 def run(cache: Path, default: str, *, fork: bool) -> dict[str, Any]:
-    """What the script tells of its model. ``default`` is that of an argument of its operator. Not of a ``fork``, the
+    """The script's report on its model. ``default`` is that of an argument of its operator. Not of a ``fork``, the
     process has a hash seed of its own."""
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     if fork:

@@ -16,7 +16,7 @@ OURS = "pygraph"
 PROGRAM_ORDER = "program-order"
 """PyGraph whose replays keep the program's order of launches."""
 MEASURED_COLLECTIVES = "measured-collectives"
-"""PyGraph whose replays call collectives, whatever ranks could agree on."""
+"""PyGraph with collectives captured, once all ranks have measured that no slower."""
 UNCAPTURED = "uncaptured"
 """PyGraph's program without any region: for profiles, and no side of a benchmark."""
 BASELINES = ("default", "reduce-overhead")

@@ -320,7 +320,7 @@ class _Trial:
         return self._blamed(refusal) if refusal is not None and refusal.reason == "comparison-failed" else refusal
 
     def _asked(self, answer: Outcome, first: Outcome) -> Refusal | None:
-        """What ``judge`` says, after as many more runs on copies as that takes.
+        """Ask ``judge``, after as many more runs on copies as that takes.
 
         Where the region draws, these draw numbers of their own: on those of the answering run, other threads would draw
         them, too. Their spread stands in for that of runs on its numbers.
@@ -417,7 +417,7 @@ class _Trial:
 
 
 def _may_be_chance(refusal: Refusal | None) -> TypeGuard[Refusal]:
-    """Whether more runs may say otherwise."""
+    """True if more runs may say otherwise."""
     return refusal is not None and refusal.reason == ODD_REPLAY
 
 

@@ -85,7 +85,7 @@ class Outcome:
         return None if wrong is None else f"{self.names[wrong]} has other values"
 
     def drew_otherwise(self, other: Outcome) -> bool:
-        """Whether two runs left other random states: they drew otherwise, or somebody else did."""
+        """True if two runs left other random states: they drew otherwise, or somebody else did."""
         return self.rng is not None and other.rng is not None and not torch.equal(self.rng, other.rng)
 
 
@@ -165,7 +165,7 @@ class Spread:
         return None
 
     def covers(self, total: _Surprises) -> bool:
-        """Whether runs allow a replay to lie outside of their spread by so much ``total``, in results of each type."""
+        """True if runs allow a replay to lie outside of their spread by so much ``total``, in results of each type."""
         return all(
             any(run.get(kind, Surprise()).covers(surprise, kind) for run in self._surprises)
             for kind, surprise in total.items()
@@ -186,7 +186,7 @@ SHORT = 8
 refused."""
 
 TERMS = 64
-"""What is allowed in any case, in units of eps: re-ordered additions of n terms differ by about sqrt(n) · eps of the
+"""Tolerance in any case, in units of eps: re-ordered additions of n terms differ by about sqrt(n) · eps of the
 largest partial sum, and 64 allows some 4,000 terms. The largest result of a block stands in for that sum."""
 
 COARSE = 2.0**-5
@@ -222,7 +222,7 @@ class Surprise:
         return Surprise(self.blocks + other.blocks, max(self.part, other.part))
 
     def covers(self, other: Surprise, dtype: torch.dtype) -> bool:
-        """Whether what this uncaptured run does allows what a replay (``other``) does."""
+        """True if what this uncaptured run does allows what a replay (``other``) does."""
         part = min(FACTOR * self.part, COARSE - TERMS * torch.finfo(dtype).eps)
         return other.blocks <= FACTOR * self.blocks and other.part <= part
 

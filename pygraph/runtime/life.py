@@ -485,7 +485,7 @@ class Lives:
         return asked and variant.order is None
 
     def _known_order(self, variant: Variant, args: list[Any]) -> Decision | None:
-        """What an earlier process decided for calls like this; ``variant`` is captured in that order then. It says
+        """The decision of an earlier process for calls like this; ``variant`` is captured in that order then. It says
         nothing of collectives that are captured."""
         if not self._measures(variant) or (self._may_vote and any(map(is_functional_collective, self._eager))):
             return None
@@ -685,7 +685,7 @@ class Lives:
         self.journal.captured(self.sizes(variant), self._duration_us, program.layout.nbytes)
 
     def _count_capture(self, variant: Variant) -> None:
-        """What ``variant`` is replayed by counts, once."""
+        """Count the capture that ``variant`` is replayed by, once."""
         self.record.state, self.record.reason = State.REPLAY, None
         if not variant.counted:
             variant.counted, self.record.captures = True, self.record.captures + 1

@@ -97,7 +97,7 @@ Replay: TypeAlias = Callable[[list[Any]], Sequence[Any] | None]
 """Answers a call, whose arguments it empties; or returns None, with nothing done, where the call does not fit."""
 
 Life: TypeAlias = Generator[None, Any, None]
-"""What answers calls of a variant that are no mere replays: each ``yield`` waits for one."""
+"""Answers calls of a variant that are no mere replays: each ``yield`` waits for one."""
 
 
 _Sent = TypeVar("_Sent")

@@ -165,19 +165,20 @@ def one_rank_does_not_say_what_it_measured(rank: Rank) -> None:
     sends(rank, counts, [2, 2, 2, 4, *[2] * (CALLS - 4)])
 
 
+def of_any_rows(x: torch.Tensor) -> torch.Tensor:
+    """Sends as much whatever the number of rows."""
+    return torch.relu(x - 1) + functional.all_reduce(torch.relu(x).sum(0) % 7, "sum", group())
+
+
 @host_only
 @check
 def one_rank_runs_other_sizes_while_it_measures(rank: Rank) -> None:
     """It is in step again behind that, and timed other calls: all go on calling collectives."""
-
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x - 1) + functional.all_reduce(torch.relu(x).sum(0) % 7, "sum", group())
-
-    ours = compiled(fn, dynamic=True, collectives="measured")
+    ours = compiled(of_any_rows, dynamic=True, collectives="measured")
     for call in range(CALLS):
         x = tensor(rank, call, rows=5 if rank.number == 1 and call in {40, 41, 60} else 3)
         before = sent()
-        assert torch.equal(ours(x), fn(x)), call
+        assert torch.equal(ours(x), of_any_rows(x)), call
         assert rank.device != "cpu" or sent() - before == (3 if call == 3 else 2), call
     everyones: list[Any] = [None] * rank.size
     torch.distributed.all_gather_object(everyones, [note.partition(":")[0] for note in record().notes])
@@ -188,14 +189,10 @@ def one_rank_runs_other_sizes_while_it_measures(rank: Rank) -> None:
 @check
 def all_ranks_run_other_sizes_while_they_measure(rank: Rank) -> None:
     """They have timed the same calls."""
-
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x - 1) + functional.all_reduce(torch.relu(x).sum(0) % 7, "sum", group())
-
-    ours = compiled(fn, dynamic=True, collectives="measured")
+    ours = compiled(of_any_rows, dynamic=True, collectives="measured")
     for call in range(CALLS):
         x = tensor(rank, call, rows=5 if call in {40, 41, 60} else 3)
-        assert torch.equal(ours(x), fn(x)), call
+        assert torch.equal(ours(x), of_any_rows(x)), call
     assert record().notes[-1].startswith(CAPTURED)
 
 

@@ -19,7 +19,7 @@ def plan(recording: Recording, slots: Sequence[Slot], order: Order | None = None
 
 
 def meets(one: Lifetime, other: Lifetime) -> bool:
-    """Whether both may be alive at once."""
+    """True if both may be alive at once."""
     if one.met:
         return bool(one.met >> other.index & 1)
     return one.first <= other.last and other.first <= one.last

@@ -169,7 +169,7 @@ class Parallel(FakeDriver):
 
 
 def other_driver(of: Parallel, name: str) -> FakeDriver:
-    """What a replay in another order does, or one with captured collectives."""
+    """Stands in for a replay in another order, or one with captured collectives."""
 
     def run(args: list[Any]) -> Sequence[Any]:
         made, total = world.run(name, args)
@@ -833,12 +833,12 @@ TIMED = JointContest.TURNS
 
 
 def took(called: str, captured: str) -> list[str]:
-    """What the calls of a contest run."""
+    """Programs that the calls of a contest run."""
     return [captured if turn == "dependences" else called for turn in _PLAN]
 
 
 def note(region: Region) -> str:
-    """What the report says of collectives at last."""
+    """The last note of the report on collectives."""
     return region.record.notes[-1].partition(":")[0]
 
 

@@ -221,7 +221,7 @@ def problems(
     kind: type[Lines] = Lines,
     among: Container[Line] | None = None,
 ) -> dict[str, list[str]]:
-    """What is wrong after an ``error`` at every ``step``-th line (``among`` these), with those lines."""
+    """Problems after an ``error`` at every ``step``-th line (``among`` these), with those lines."""
     found: dict[str, list[str]] = {}
     torch.manual_seed(0)
     with torch.no_grad():
