@@ -1,10 +1,11 @@
 """Two versions of PyGraph side by side: ``python benchmarks/versions.py OLD NEW NAMES --out FILE``.
 
 OLD and NEW are folders that hold a package ``pygraph``; NAMES are workloads of the suite. Each version has processes of
-its own, and both are alive at once. They compile at the same time, in one cache of kernels, so that both get the same
-configurations. Then they take turns, on the same cores: calls that capture, calls until measured selection is over,
-and blocks of calls, drained at both ends, in a random order in each round. ``NAME:3`` does all of it in three processes
-of each version: where the host is the limit, two processes of one version differ more than the versions do.
+its own, and both are alive at once. They share a cache of kernels, so that both get the same configurations: NEW
+compiles first. ``--together 6`` has six workloads compile at once; whatever is timed has the machine for itself. The
+two versions take turns, on the same cores: calls that capture, calls until measured selection is over, and blocks of
+calls, drained at both ends, in a random order in each round. ``NAME:3`` does all of it in three processes of each
+version: where the host is the limit, two processes of one version differ more than the versions do.
 
 Above 1, NEW takes less. First results are compared before anything is timed.
 """
@@ -61,15 +62,12 @@ class Worker:
         torch._functorch.config.enable_autograd_cache = False
 
     def compile(self) -> dict[str, Any]:
-        """The first call, in s."""
+        """The first call, and sums of what it returns."""
         random.seed(0)
         self._torch.manual_seed(0)
         build = self._workload.build if self._device == "cuda" else self._workload.tiny
         self._step = build(self._compiled, self._device)
-        start = time.perf_counter()
-        result = self._step()
-        self._drain()
-        return {"first_s": time.perf_counter() - start, "result": self._sums(result)}
+        return {"result": self._sums(self._step())}
 
     def _compiled(self, target: Any) -> Any:
         return self._torch.compile(target, backend=self._backend, options={"cache_dir": None})
@@ -86,13 +84,12 @@ class Worker:
             times.append(time.perf_counter() - start)
         return {"capturing_s": max(times), "capturing_peak_bytes": self._peak()}
 
-    def settle(self, cores: list[int]) -> dict[str, Any]:
+    def settle(self, cores: list[int], most: float) -> dict[str, Any]:
         """Calls until nothing is measured any more, on ``cores``; then seconds and the peak of memory of a few."""
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), cores)
         turns = self._workload.turns
-        most = MOST_SECONDS if turns == 1 else 3 * MOST_SECONDS
-        end, calls = time.perf_counter() + most, 0
+        end, calls = time.perf_counter() + (most if turns == 1 else 3 * most), 0
         while calls < max(SETTLING, RETURNS * turns) and time.perf_counter() < end:
             self._step()
             calls += 1
@@ -195,20 +192,24 @@ class Side:
         self._process.wait()
 
 
-def compare(sides: dict[str, Side], rounds: int, seed: int) -> dict[str, Any]:
-    """One workload in one process of each version."""
-    order, shuffle = list(sides), random.Random(seed).shuffle
-    shuffle(order)
-    with ThreadPoolExecutor() as pool:  # at once, so that each has the same company
-        found = dict(zip(order, pool.map(lambda name: sides[name].do("compile"), order), strict=True))
+def compiled(sides: dict[str, Side]) -> dict[str, Any]:
+    """The first results of one workload in both versions. Raises RuntimeError where they differ."""
+    found = {which: sides[which].do("compile") for which in (NEW, OLD)}
     for (a, _), (b, size) in zip(found[NEW]["result"], found[OLD]["result"], strict=True):
         if abs(a - b) > TOLERANCE * max(size, 1e-9):
             raise RuntimeError(f"first results differ: {a} and {b}, of {size}")
+    return found
+
+
+def compare(sides: dict[str, Side], found: dict[str, Any], rounds: int, settling: float, seed: int) -> dict[str, Any]:
+    """One workload, compiled, in one process of each version."""
+    order, shuffle = list(sides), random.Random(seed).shuffle
+    shuffle(order)
     cores = sorted(os.sched_getaffinity(0))
     for name in order:
         found[name] |= sides[name].do("capture")
     for name in order:
-        found[name] |= sides[name].do("settle", cores=cores[2 : 2 + CORES] or cores)
+        found[name] |= sides[name].do("settle", cores=cores[2 : 2 + CORES] or cores, most=settling)
     slower = max(found[name]["call_s"] for name in order)
     calls = min(200, max(5, int(BLOCK_SECONDS / slower)))
     blocks: dict[str, list[dict[str, Any]]] = {name: [] for name in order}
@@ -230,7 +231,7 @@ def summary(results: dict[str, list[dict[str, Any]]]) -> str:
         each = ", ".join(f"{run['ratio']:.3f}" for run in runs)
         rows.append(f"{name:24}{medians[name]:8.3f}  {each}")
     rows.append(f"geometric mean of {len(medians)}: {statistics.geometric_mean(medians.values()):.3f}")
-    for figure in ("first_s", "capturing_s", "capturing_peak_bytes", "peak_bytes"):
+    for figure in ("capturing_s", "capturing_peak_bytes", "peak_bytes"):
         every = [run[OLD][figure] / run[NEW][figure] for runs in results.values() for run in runs if run[NEW][figure]]
         if every:
             rows.append(f"{figure}: {statistics.geometric_mean(every):.3f}, least {min(every):.3f}")
@@ -246,6 +247,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--together", type=int, default=1, help="workloads that compile at the same time")
+    parser.add_argument("--settling", type=float, default=MOST_SECONDS, help="most seconds of calls before blocks")
     parser.add_argument("--seconds", type=float, default=3600.0, help="what has not begun by then is left out")
     chosen = parser.parse_args()
     jobs = [(name, int(often or 1)) for name, _, often in (each.partition(":") for each in chosen.names)]
@@ -253,38 +256,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
 
         def started(name: str) -> dict[str, Side]:
-            return {
-                which: Side(folder, name, chosen.device, cache)
-                for which, folder in ((OLD, chosen.old), (NEW, chosen.new))
-            }
+            folders = {OLD: chosen.old, NEW: chosen.new}
+            return {which: Side(folder, name, chosen.device, cache) for which, folder in folders.items()}
 
-        def prime(name: str, which: str = NEW) -> None:  # kernels, and the native half of either version
-            side = Side(getattr(chosen, which), name, chosen.device, cache)
-            side.do("compile")
-            side.do("capture")
-            side.kill()
-
-        with ThreadPoolExecutor(8) as pool:
-            pool.submit(prime, jobs[0][0], OLD)
-            list(pool.map(prime, dict(jobs)))
         queue = [name for name, often in jobs for _ in range(often)]
-        following = started(queue[0])
-        for number, name in enumerate(queue):
-            sides, following = following, {}
-            if number + 1 < len(queue) and time.monotonic() < end:
-                following = started(queue[number + 1])  # imports while this one compiles
-            for side in (*sides.values(), *following.values()):
-                side.wait()
-            try:
-                results.setdefault(name, []).append(compare(sides, chosen.rounds, number))
-                print(f"{name}: {results[name][-1]['ratio']:.3f}", flush=True)
-            except RuntimeError as error:
-                print(f"{name}: {error}", flush=True)
-            for side in sides.values():
-                side.kill()
-            chosen.out.write_text(json.dumps(results, indent=1) + "\n")
-            if not following:
+        for first in range(0, len(queue), chosen.together):
+            if first and time.monotonic() > end:
                 break
+            names = queue[first : first + chosen.together]
+            batch = [started(name) for name in names]
+            with ThreadPoolExecutor(len(batch)) as pool:
+                found = [pool.submit(compiled, sides) for sides in batch]
+            for number, (name, sides) in enumerate(zip(names, batch, strict=True), first):
+                try:
+                    run = compare(sides, found[number - first].result(), chosen.rounds, chosen.settling, number)
+                    results.setdefault(name, []).append(run)
+                    print(f"{name}: {run['ratio']:.3f}", flush=True)
+                except RuntimeError as error:
+                    print(f"{name}: {error}", flush=True)
+                for side in sides.values():
+                    side.kill()
+                chosen.out.write_text(json.dumps(results, indent=1) + "\n")
     print(summary({name: runs for name, runs in results.items() if runs}))
 
 
