@@ -25,14 +25,14 @@ from torch import nn
 import pygraph
 from pygraph.backend import driver_for
 from pygraph.backend import pygraph as backend
-from pygraph.runtime import region as region_module
+from pygraph.runtime import life
 from pygraph.runtime.native_build import waiting_for_builds
 
 __all__ = ["PROGRAMS", "SIZES", "Meter", "cost_of"]
 
 DEVICE = "cuda"
 SIZES = tuple(range(16, 656, 16))
-OPTIONS = {"capture_after": 3, "max_captures": 64}
+OPTIONS = {"capture_after": 3}
 CALLS_OF_A_SIZE = 5
 """Two that run uncaptured, one that captures, two that are replayed."""
 
@@ -118,7 +118,7 @@ def metered(meter: Meter) -> Iterator[None]:
     with (
         mock.patch.object(driver, "capture", meter.timed("capture", driver.capture)),
         mock.patch.object(driver, "instantiate", meter.timed("instantiate", driver.instantiate)),
-        mock.patch.object(region_module, "compare", meter.timed("comparison", region_module.compare)),
+        mock.patch.object(life, "compare", meter.timed("comparison", life.compare)),
     ):
         yield
 
