@@ -435,7 +435,7 @@ def attach(
             label=f"{name} {told.module}".rstrip(),
             options=RegionOptions(
                 capture_after=settings.capture_after,
-                max_captures=settings.max_captures,
+                memory_limit=settings.memory_limit,
                 verify_every=settings.verify_every,
                 ledger=settings.ledger,
                 order=settings.order,

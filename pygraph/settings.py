@@ -39,7 +39,8 @@ class Settings:
         verify: ``first``: a replay is compared once before it counts; ``always``: at every call; ``sample``: at one of
             1,000
         capture_after: the occurrence of a set of sizes at which it is captured (2 or more)
-        max_captures: captures that one region keeps
+        memory_limit: bytes of a device that the captures of all regions may take together; the least recently used go.
+            None: a tenth of the device's memory
         ledger: captures of a region must pay: sizes that do not return are not captured; false: each is captured at
             its ``capture_after``-th occurrence
         order: what launches of a replay wait for: ``program``, all before them, as captured; ``dependences``, those
@@ -62,7 +63,7 @@ class Settings:
     disable: bool = False
     verify: str = "first"
     capture_after: int = 2
-    max_captures: int = 64
+    memory_limit: int | None = None
     ledger: bool = True
     order: str = "measured"
     order_memory: float = 0.1
@@ -137,7 +138,7 @@ _KINDS = {
     "disable": "true or false",
     "verify": "'first', 'sample' or 'always'",
     "capture_after": "a whole number of at least 2",
-    "max_captures": "a whole number of at least 1",
+    "memory_limit": "a whole number of at least 1",
     "ledger": "true or false",
     "order": "'measured', 'program' or 'dependences'",
     "order_memory": "a number of at least 0",
@@ -179,7 +180,9 @@ def _checked(option: str, name: str, value: Any) -> Any:
             return value
         case "capture_after", int() if not isinstance(value, bool) and value >= 2:
             return value
-        case "max_captures", int() if not isinstance(value, bool) and value >= 1:
+        case "memory_limit", None:
+            return None
+        case "memory_limit", int() if not isinstance(value, bool) and value >= 1:
             return value
         case "order_memory", int() | float() if not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
             return float(value)

@@ -41,6 +41,12 @@ def test_decisions_are_kept_in_the_users_cache_unless_said_otherwise(tmp_path: P
     assert Settings.make({"cache_dir": tmp_path}, {"PYGRAPH_CACHE_DIR": "here"}).cache_dir == str(tmp_path)
 
 
+def test_a_limit_of_memory_is_a_number_of_bytes_or_the_drivers() -> None:
+    assert Settings.make({}, {}).memory_limit is None
+    assert Settings.make({}, {"PYGRAPH_MEMORY_LIMIT": "2000000000"}).memory_limit == 2_000_000_000
+    assert Settings.make({"memory_limit": None}, {"PYGRAPH_MEMORY_LIMIT": "5"}).memory_limit is None
+
+
 def test_an_empty_cache_directory_keeps_nothing() -> None:
     assert Settings.make({}, {"PYGRAPH_CACHE_DIR": ""}).cache_dir is None
     for nothing in ("", None):
@@ -55,7 +61,9 @@ def test_an_empty_cache_directory_keeps_nothing() -> None:
         ("verify", "sometimes"),
         ("capture_after", 1),
         ("capture_after", True),
-        ("max_captures", 0),
+        ("memory_limit", 0),
+        ("memory_limit", True),
+        ("memory_limit", 0.1),
         ("order_memory", -0.1),
         ("order_memory", True),
         ("order_memory", float("inf")),

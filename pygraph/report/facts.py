@@ -18,7 +18,7 @@ unknown; units are in the names; shares are 0 to 1. A graph has:
 - ``pipeline``, ``passes``, ``times_ms``: the passes as ``PassRecord`` each, and the time of each phase of the
   compilation.
 - ``regions``: ``{index, state, selected, why, module, planned, nodes, kernels, record}`` each; ``why`` explains the
-  state, and ``record`` is the runtime's ``RegionRecord``, null for a region that is not wrapped.
+  state, and ``record`` is the runtime's ``RegionRecord``, with ``held_bytes``; null for a region that is not wrapped.
 - ``uncaptured``: the operators outside of all regions, as ``Uncaptured`` each.
 - ``cost_model``, ``cost``: a ``CostRow`` for each region, and one whose ``region`` is null for what is outside. Each
   sum is ``{known, unknown}``: what is known of it, and how many summands are not.
@@ -259,6 +259,7 @@ class Summary:
         regions: regions
         replays: calls that a replay answered
         captures: captures
+        held_bytes: bytes of the device that those take which are alive, by the driver's estimate
         spent_us: µs of the host that captures took, where they must pay
         saved_us: µs of the host that replays saved there, against uncaptured calls
         uncaptured: operators outside of all regions
@@ -277,6 +278,7 @@ class Summary:
     regions: int
     replays: int
     captures: int
+    held_bytes: int
     spent_us: float
     saved_us: float
     uncaptured: int
@@ -305,6 +307,7 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
         regions=sum(len(report.regions) for report in chosen),
         replays=sum(record.replays for record in records),
         captures=sum(record.captures for record in records),
+        held_bytes=sum(record.held_bytes for record in records),
         spent_us=sum(ledger.spent_us for ledger in ledgers),
         saved_us=sum(ledger.saved_us for ledger in ledgers),
         uncaptured=sum(1 for report in chosen for _ in report.uncaptured()),
@@ -406,6 +409,8 @@ def _region(report: GraphReport, region: RegionReport) -> dict[str, Any]:
     if region.record is not None:
         region.record.settle()
     plain = _plain(region)
+    if region.record is not None:
+        plain["record"]["held_bytes"] = region.record.held_bytes
     head = {"index": region.index, "state": region.state, "selected": plain.pop("wrapped")}
     del plain["reason"]
     return {**head, "why": list(why(report, region)), **plain}

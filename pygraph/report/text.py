@@ -45,7 +45,7 @@ _ROWS = 40
 _NOTES = 12
 _NAME = 26
 _BAR = 16
-_NUMBERS = ("kernels", "replays", "captures", "slots", "workspace")
+_NUMBERS = ("kernels", "replays", "captures", "slots", "workspace", "held")
 _SUMS = ("operators", "flops", "share", "moved", "share", "time", "share")
 _LEFT = (("operator", "name"), ("reason", "name"), ("detail", "words"), ("user line", "words"))
 _REGIONS = (
@@ -104,6 +104,9 @@ def head(report: GraphReport) -> Iterator[tuple[str, str]]:
         yield "operators", f"{len(report.graph)}, of which {sum(1 for _ in report.uncaptured())} not captured"
     for line, reason in report.origin.breaks.items():
         yield "graph break", f"{line}: {reason}" + (f": {line.code}" if line.code else "")
+    held = sum(region.record.held_bytes for region in report.regions if region.record is not None)
+    if held:
+        yield "captures", f"hold {Quantity(held).text('bytes')}"
     if report.pipeline:
         yield "pipeline", report.pipeline
     if report.times_ms:
@@ -153,10 +156,10 @@ def _uncaptured(row: Uncaptured) -> tuple[Cell, ...]:
 
 def _region(region: RegionReport, coloured: int) -> tuple[Cell, ...]:
     record = region.record
-    counts: tuple[str, ...] = ("–",) * 4
+    counts: tuple[str, ...] = ("–",) * 5
     if record is not None:
         numbers = map(str, (record.replays, record.captures, record.slots))
-        counts = (*numbers, Quantity(record.workspace_bytes).text("bytes"))
+        counts = (*numbers, *(Quantity(n).text("bytes") for n in (record.workspace_bytes, record.held_bytes)))
     return (
         Cell(str(region.index), region=coloured),
         Cell("replayed" if region.state == "replay" else region.state, region.state),
@@ -199,6 +202,8 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         f"{plural(summary.captures, 'capture')}, {plural(summary.replays, 'replay')}, "
         f"{plural(summary.uncaptured, 'operator')} not captured, {plural(summary.breaks, 'graph break')}"
     )
+    if summary.held_bytes:
+        yield f"captures hold {Quantity(summary.held_bytes).text('bytes')}"
     if summary.spent_us:
         yield f"captures took {duration(summary.spent_us)}, replays saved {duration(summary.saved_us)}"
 

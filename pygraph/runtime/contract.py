@@ -34,6 +34,7 @@ what is taken for its results."""
 
 class Executable:
     """A captured region, ready to be replayed any number of times. ``kept`` is what the native ``region`` points into.
+    ``nbytes``: memory of the device that it takes, by the driver's estimate.
 
     ``replay`` is the native region's own method: there is no Python on the way. It runs the region on ``args`` and
     returns fresh outputs. The list is emptied, and each argument let go of as soon as it is dead. It returns None, with
@@ -41,7 +42,7 @@ class Executable:
     when another replay of it is under way, of another thread or around it. Raises ReplayError, or what a kernel raised.
     """
 
-    __slots__ = ("__weakref__", "_kept", "_region", "replay")
+    __slots__ = ("__weakref__", "_kept", "_region", "nbytes", "replay")
 
     replay: Callable[[list[Any]], list[Any] | None]
 
@@ -50,9 +51,10 @@ class Executable:
         outputs: list[Any] | None = self._region.replay_answered(args, answer)
         return outputs
 
-    def __init__(self, region: Any, kept: Sequence[object] = ()) -> None:
+    def __init__(self, region: Any, kept: Sequence[object] = (), *, nbytes: int) -> None:
         self._region = region
         self._kept = tuple(kept)
+        self.nbytes = nbytes
         self.replay = region.replay
 
     @property
@@ -115,6 +117,9 @@ class Driver(Protocol):
     ) -> torch.Tensor:
         """Set the state of ``generator``, if it is ``expected`` where that is given, and return the one before, so that
         no other thread draws in between."""
+
+    def memory_limit(self, device: torch.device) -> int:
+        """Bytes that captures on ``device`` may take together where the user sets no limit: a tenth of its memory."""
 
     def spare_bytes(self) -> int:
         """Bytes of the current device's memory that copies may take for a moment."""

@@ -3,7 +3,7 @@
     captured         INFO      a capture was compared, and is replayed from now on
     refused          DEBUG     a capture, its comparison or a replay failed; WARNING once waits are as long as they get
     left-uncaptured  WARNING   no more captures are made: of the region, or of calls of some sizes
-    evicted          INFO      a capture was freed: the region has too many, or memory is short
+    evicted          INFO      a capture was freed: all take more than ``memory_limit``, or memory is short
     retried          INFO      ``pygraph.retry()`` made the region eligible for captures again
     released         INFO      ``pygraph.release()`` freed the captures of the region
 

@@ -41,7 +41,7 @@ from pygraph.runtime.events import Journal, Sizes, counts
 from pygraph.runtime.judge import ODD_REPLAY
 from pygraph.runtime.ledger import TIMED, Ledger
 from pygraph.runtime.provenance import Refusal, is_out_of_memory, tracing
-from pygraph.runtime.reasons import CLOSED, MEMORY, Lasting, reason_of
+from pygraph.runtime.reasons import CLOSED, MEMORY, OVER_LIMIT, Lasting, reason_of
 from pygraph.runtime.record import RegionOptions, RegionRecord
 from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.tensors import fingerprint
@@ -119,10 +119,8 @@ class Lives:
         journal: takes down events
     """
 
-    def __init__(self, subject: Subject, record: RegionRecord, eager: Mapping[str, None]) -> None:
-        options = subject.options
-        self.subject, self.record = subject, record
-        self.table = VariantTable(options.max_captures, options.capture_after - 1)
+    def __init__(self, subject: Subject, record: RegionRecord, table: VariantTable, eager: Mapping[str, None]) -> None:
+        self.subject, self.record, self.table = subject, record, table
         self.latest: Replay | None = None
         self.left: Refusal | None = None
         self.ballot: Ballot | None = None
@@ -209,7 +207,7 @@ class Lives:
             self._answer(call)
             return
         contest = Contest(self.subject.driver, call.args, self._kept_path(call.args), self.subject.clock)
-        refusal = self.compare(variant, rival, call).refusal
+        refusal = self.compare(variant, rival, call).refusal or self._make_room(variant, rival)
         if refusal is not None:
             rival.executable.close()
             self._keep_order(variant, refusal)
@@ -382,13 +380,16 @@ class Lives:
     # -- in use --------------------------------------------------------------------------------------------------------
 
     def _adopt(self, variant: Variant, made: Captured, *, tolerant: bool) -> Refusal | None:
-        """Replay what was captured from now on; or why not, if the region was closed meanwhile."""
+        """Replay what was captured from now on; or why not, if there is no room, or the region was closed meanwhile."""
+        refusal = self._make_room(variant, made)
+        if refusal is not None:
+            return refusal
         program = made.program
         checks = self.subject.options.verify_every
         replay: Replay = made.executable.replay
         variant.checked = Checked(program, tolerant) if checks else None
         voted = self._voted_on(program)
-        evicted = self.table.install(variant, self.timed(variant, replay), made.executable)
+        self.table.install(variant, self.timed(variant, replay), made.executable)
         if self.left is not None:  # maybe by another thread, before there was anything to free
             self.table.clear()
             return self.left
@@ -397,9 +398,17 @@ class Lives:
             self._open_votes(variant, *voted)
         self.add_notes(*made.table.notes, *[TOLERATED] * tolerant)
         self.tell(variant, program)
-        for each in evicted:
-            self.journal.evicted("max-captures", self.sizes(each))
         return None
+
+    def _make_room(self, variant: Variant, made: Captured) -> Refusal | None:
+        """Have captures go that were not used for longest, of any region, if all take too much memory with the new one
+        for ``variant``; a refusal where those that may go are too few."""
+        limit, nbytes = self.subject.options.memory_limit, made.executable.nbytes
+        if limit is None:
+            limit = self.subject.driver.memory_limit(self.device)
+        if live.make_room(self.device, nbytes, limit, variant):
+            return None
+        return Refusal(OVER_LIMIT, f"the capture takes {nbytes:,} bytes, and all of them may take {limit:,}")
 
     def timed(self, variant: Variant, replay: Replay) -> Replay:
         """``replay``, of which the first few runs are timed for the ledger."""
@@ -421,7 +430,6 @@ class Lives:
 
     def prefer(self, variant: Variant) -> None:
         """Try ``variant`` first from now on, unless each call has to be looked at, as for the bits of a float."""
-        self.table.used(variant)
         if self._ledger is not None:
             self._ledger.settle(self.record.replays, variant.account)
         plain = self.key is not None and self.key.plain and self.subject.options.verify_every != 1
@@ -608,11 +616,15 @@ class Lives:
                 self.record.state = State.WARM
         return freed
 
-    def evict(self, variant: Variant) -> None:
-        """Free a capture because memory is short."""
+    def evict(self, variant: Variant, reason: str) -> None:
+        """Free a capture to make room. Its calls run twice as often until the next one; where memory was short, which
+        passes, no longer than refused captures wait at most."""
         if self.free(variant):
-            variant.wait(self.subject.clock())
-            self.journal.evicted("out-of-memory", self.sizes(variant))
+            if reason == OVER_LIMIT:
+                variant.postpone()
+            else:
+                variant.wait(self.subject.clock())
+            self.journal.evicted(reason, self.sizes(variant))
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured, for a while or for good. A replay that was wrong, or failures alone, end the

@@ -11,9 +11,11 @@ from weakref import WeakValueDictionary
 import torch
 
 from pygraph.runtime.native_build import retry_failed
+from pygraph.runtime.reasons import OVER_LIMIT
 
 if TYPE_CHECKING:
     from pygraph.runtime.region import Region
+    from pygraph.runtime.variants import Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +23,16 @@ class Capture:
     """A capture that may be freed.
 
     Args:
-        device: Where it is replayed.
+        variant: The variant whose calls it replays.
         used: The number of its last replay, in the order of all replays.
-        evict: Frees it, until its calls are captured again.
+        nbytes: Bytes of its device that it takes.
+        evict: Frees it, for a reason, until its calls are captured again.
     """
 
-    device: torch.device
+    variant: Variant
     used: int
-    evict: Callable[[], None]
+    nbytes: int
+    evict: Callable[[str], None]
 
 
 _regions: WeakValueDictionary[int, Region] = WeakValueDictionary()
@@ -69,9 +73,38 @@ def release() -> int:
 def shed(device: torch.device, before: int | None = None) -> int:
     """Free the least recently used half of the captures on ``device``, of those that were not replayed since the replay
     with the number ``before``. Returns how many these were."""
-    known = (capture for region in regions() for capture in region.captures() if capture.device == device)
-    idle = sorted((one for one in known if before is None or one.used <= before), key=lambda one: one.used)
+    idle = [capture for capture in _by_use(device) if before is None or capture.used <= before]
     chosen = idle[: (len(idle) + 1) // 2]
     for capture in chosen:
-        capture.evict()
+        capture.evict("out-of-memory")
     return len(chosen)
+
+
+def held_bytes(device: torch.device) -> int:
+    """Bytes of ``device`` that all captures on it take."""
+    return sum(region.record.held_bytes for region in regions() if region.device == device)
+
+
+def make_room(device: torch.device, nbytes: int, limit: int, spared: Variant) -> bool:
+    """Free the least recently used captures on ``device``, but for that of ``spared``, until ``nbytes`` more make no
+    more than ``limit`` in all. False, with nothing freed, where all of them would not do.
+
+    One thread captures at a time, so that what others do meanwhile only makes more room.
+    """
+    excess = held_bytes(device) + nbytes - limit
+    chosen: list[Capture] = []
+    for capture in _by_use(device) if excess > 0 else ():
+        if capture.variant is not spared and excess > 0:
+            chosen.append(capture)
+            excess -= capture.nbytes
+    if excess > 0:
+        return False
+    for capture in chosen:
+        capture.evict(OVER_LIMIT)
+    return True
+
+
+def _by_use(device: torch.device) -> list[Capture]:
+    """The captures on ``device`` that may go, the least recently used first."""
+    known = (capture for region in regions() if region.device == device for capture in region.captures())
+    return sorted(known, key=lambda capture: capture.used)

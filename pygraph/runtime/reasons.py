@@ -48,6 +48,9 @@ CLOSED = "closed"
 MEMORY = ("no-address-space", "out-of-memory")
 """Refusals for want of memory that captures hold."""
 
+OVER_LIMIT = "memory-limit"
+"""Why captures are evicted, or refused, where all of them would take more memory than they may."""
+
 _MISTAKE = Reason(Lasting.SIZES, "a mistake in PyGraph", "report it, with the dumps")
 
 _GROUPS = {
@@ -57,7 +60,10 @@ _GROUPS = {
     "out-of-memory no-address-space comparison-budget": Reason(
         Lasting.PASSES,
         "memory was short, for the capture or for the copies that it is compared on",
-        "leave more of the device free, or lower max_captures",
+        "leave more of the device free, or lower memory_limit",
+    ),
+    OVER_LIMIT: Reason(
+        Lasting.SIZES, "a capture takes more memory than all of them may", "raise memory_limit, or compile less at once"
     ),
     "dispatch-mode outer-capture": Reason(
         Lasting.PASSES,

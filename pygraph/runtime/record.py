@@ -13,16 +13,17 @@ from pygraph.runtime.contest import Decision
 from pygraph.runtime.events import counts
 from pygraph.runtime.ledger import Ledger
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.variants import State
+from pygraph.runtime.variants import State, VariantTable
 
 
 @dataclass(frozen=True, slots=True)
 class RegionOptions:
     """How a region lives.
 
-    ``capture_after``: the occurrence of a variant at which it is captured (at least 2). ``max_captures``: executables
-    that one region holds; the least recently used goes. ``verify_every``: of so many replays, one is compared with an
-    uncaptured run, which answers the call (0: none). ``ledger``: a capture must pay. ``cache_dir``: where decisions are
+    ``capture_after``: the occurrence of a variant at which it is captured (at least 2). ``memory_limit``: bytes of the
+    device that the captures of all regions may take once another one of this region is made (None: what the driver
+    says); the least recently used go. ``verify_every``: of so many replays, one is compared with an uncaptured run,
+    which answers the call (0: none). ``ledger``: a capture must pay. ``cache_dir``: where decisions are
     kept, if at all. ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as real calls
     decide, ``measured``. ``launch_passes`` make the program that is replayed of the captured one.
     ``collectives``: replays call them (``eager``), or they are captured where all ranks agree, and have ``measured``
@@ -30,7 +31,7 @@ class RegionOptions:
     """
 
     capture_after: int = 2
-    max_captures: int = 64
+    memory_limit: int | None = None
     verify_every: int = 0
     ledger: bool = False
     cache_dir: str | None = None
@@ -83,6 +84,12 @@ class RegionRecord:
     longest_path: int = 0
     timeline: tuple[tuple[str, int, int], ...] = ()
     events: Counter[str] = field(default_factory=Counter)
+    _table: VariantTable | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that its captures take now, by the driver's estimate."""
+        return 0 if self._table is None else self._table.held_bytes
 
     def __repr__(self) -> str:
         counts = f"captures: {self.captures}, replays: {self.replays}, uncaptured calls: {self.uncaptured}"

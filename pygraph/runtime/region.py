@@ -18,6 +18,8 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.program.program import Program
 from pygraph.program.recording import Origin
@@ -30,7 +32,7 @@ from pygraph.runtime.life import Lives, Subject
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import BUILDING, CLOSED, reason_of
 from pygraph.runtime.record import RegionOptions, RegionRecord
-from pygraph.runtime.variants import State, Variant, is_alive, signature
+from pygraph.runtime.variants import State, Variant, VariantTable, is_alive, signature
 from pygraph.runtime.votes import hold
 
 __all__ = ["Region", "RegionOptions", "RegionRecord"]
@@ -77,9 +79,10 @@ class Region:
         facts = {"held": frozenset(held), "lent": frozenset(lent), "name": label or name}
         subject = Subject(fn, uncaptured or fn, driver, facts, options, origins or {}, on_capture, clock)
         self._ledger = Ledger() if options.ledger else None
-        self.record = RegionRecord(name, ledger=self._ledger)
+        table = VariantTable(options.capture_after - 1)
+        self.record = RegionRecord(name, ledger=self._ledger, _table=table)
         self._driver, self._clock = driver, clock
-        self._lives = Lives(subject, self.record, dict.fromkeys(map(base_of, eager)))
+        self._lives = Lives(subject, self.record, table, dict.fromkeys(map(base_of, eager)))
         self._unready: Refusal | None = None
         """Why the driver could not capture when it was asked last."""
         live.enter(self)
@@ -248,12 +251,16 @@ class Region:
             self._lives.journal.released()
         return freed
 
+    @property
+    def device(self) -> torch.device:
+        """Where it is captured, once it was called."""
+        return self._lives.device
+
     def captures(self) -> list[live.Capture]:
         """The captures, but for those that ranks have agreed on."""
         lives = self._lives
-        known = [(each, max((one.used for one in each.held), default=0)) for each in lives.table.captured]
         return [
-            live.Capture(lives.device, used, partial(lives.evict, variant))
-            for variant, used in known
+            live.Capture(variant, variant.used, variant.held_bytes, partial(lives.evict, variant))
+            for variant in lives.table.captured
             if not variant.shared and variant.held
         ]

@@ -5,11 +5,10 @@ Calls differ by Python scalars (the key), then by sizes, strides, dtypes and dev
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias, TypeGuard, TypeVar
@@ -204,6 +203,16 @@ class Variant:
         self.account = Account()
 
     @property
+    def used(self) -> int:
+        """The number of its last replay, in the order of all replays."""
+        return max((executable.used for executable in self.held), default=0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that its executables take."""
+        return sum(executable.nbytes for executable in self.held)
+
+    @property
     def contesting(self) -> bool:
         """True until the order of its launches is decided on."""
         waits = is_alive(self.life) or (self.shared and is_alive(self.joint))
@@ -222,7 +231,7 @@ class Variant:
 
     def postpone(self) -> None:
         """Start anew, and run twice as often until the next capture: it was evicted, as all are where more variants
-        come in turn than there is room for."""
+        come in turn than memory is allowed for."""
         self.ran, self.wanted, self.again = 0, self.wanted * 2, None
         self.account.patience *= 2
 
@@ -261,20 +270,20 @@ class Variant:
 
 
 class VariantTable:
-    """Variants by key and signature, at most ``max_captures`` captured and MAX_TRACKED others; the one that
-    was not used for longest goes.
+    """Variants by key and signature: all that are captured, and MAX_TRACKED others, of which the one that was not used
+    for longest goes.
 
-    There is no lock: whatever allocates may collect garbage, and a finaliser may call the region whose table this is.
-    So every look at a dictionary may find it changed since the last one.
+    There is no lock: whatever allocates may collect garbage, and a finaliser may call the region whose table this is;
+    and another region may free what is captured here, on any thread, to make room. So every look at a dictionary may
+    find it changed since the last one.
     """
 
-    def __init__(self, max_captures: int, wanted: int) -> None:
-        self._max_captures, self._max_tracked = max_captures, MAX_TRACKED
-        self._wanted = wanted
+    def __init__(self, wanted: int) -> None:
+        self._wanted, self._max_tracked = wanted, MAX_TRACKED
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
         self._replayed: dict[Hashable, dict[Variant, None]] = {}
         """Those that are captured, by key: of many others, none is looked at."""
-        self._captured: OrderedDict[Variant, None] = OrderedDict()
+        self._captured: dict[Variant, None] = {}
         self._tracked: OrderedDict[Variant, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -282,8 +291,13 @@ class VariantTable:
 
     @property
     def captured(self) -> list[Variant]:
-        """The variants that are captured, as they were used last."""
+        """The variants that are captured."""
         return list(self._captured)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that their executables take."""
+        return sum(variant.held_bytes for variant in self.captured)
 
     @property
     def contests(self) -> int:
@@ -322,8 +336,8 @@ class VariantTable:
         except KeyError:  # it has gone meanwhile
             pass
 
-    def install(self, variant: Variant, replay: Replay, executable: Executable) -> list[Variant]:
-        """``variant`` is captured. Returns those that had to go for it."""
+    def install(self, variant: Variant, replay: Replay, executable: Executable) -> None:
+        """``variant`` is captured."""
         variant.replay, variant.held = replay, (executable,)
         variant.again, variant.refusal, variant.refused = None, None, 0
         self._by_key.setdefault(variant.key, {})[variant.signature] = variant
@@ -333,13 +347,6 @@ class VariantTable:
             known[variant] = None
         self._captured[variant] = None
         self._tracked.pop(variant, None)
-        evicted = list(_beyond(self._captured, self._max_captures))
-        for oldest in evicted:
-            self._forget(oldest)
-            oldest.free()
-            oldest.postpone()
-            self._track(oldest)
-        return evicted
 
     def replace(self, variant: Variant, replay: Replay, *held: Executable, contest: Contest | None = None) -> bool:
         """Replay ``variant`` by other executables, which ``contest`` times, unless another thread frees it; whether
@@ -385,13 +392,6 @@ class VariantTable:
         refusals = [variant.retry(every=every) for variant in list(self._tracked)]
         return next((refusal for refusal in refusals if refusal is not None), None)
 
-    def used(self, variant: Variant) -> None:
-        """``variant`` was replayed: it goes last."""
-        try:  # noqa: SIM105 - the same
-            self._captured.move_to_end(variant)
-        except KeyError:  # it has gone meanwhile
-            pass
-
     def clear(self) -> None:
         """Forget everything."""
         captured = self.captured
@@ -402,9 +402,11 @@ class VariantTable:
 
     def _track(self, variant: Variant) -> None:
         self._tracked[variant] = None
-        if len(self._tracked) <= self._max_tracked:
-            return
-        for oldest in _beyond(self._tracked, self._max_tracked):
+        while len(self._tracked) > self._max_tracked:
+            try:
+                oldest, _ = self._tracked.popitem(last=False)
+            except KeyError:  # it is empty by now
+                return
             variants = self._by_key.get(oldest.key, {})
             if variants.get(oldest.signature) is oldest:
                 del variants[oldest.signature]
@@ -413,10 +415,3 @@ class VariantTable:
 
 
 _NONE: dict[Hashable, Variant] = {}
-
-
-def _beyond(table: OrderedDict[Variant, None], most: int) -> Iterator[Variant]:
-    """The oldest of ``table``, taken out of it, for as long as it holds more than ``most``."""
-    while len(table) > most:
-        with contextlib.suppress(KeyError):  # it may be empty by now
-            yield table.popitem(last=False)[0]

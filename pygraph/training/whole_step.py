@@ -477,7 +477,7 @@ class CapturedStep:
             name=(name := f"{self.record.name}.{len(self.record.regions)}"),
             label=f"captured step {name}",
             options=RegionOptions(
-                max_captures=1,
+                memory_limit=settings.memory_limit,
                 verify_every=settings.verify_every,
                 order=settings.order,
                 launch_passes=settings.launches(),

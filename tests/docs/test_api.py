@@ -21,7 +21,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 _DIRECTIVE = re.compile(r"^::: ([\w.]+)\n(?: +options:\n +members: \[(.*)\]\n)?", re.MULTILINE)
 _ENTRY = re.compile(r"    (\*{0,2}\w+)(?: \([^)]*\))?: \S")
 
-WORDS = {"passes": "the five passes", "launch_passes": "the four passes", "cache_dir": "the user's cache folder"}
+WORDS = {
+    "passes": "the five passes",
+    "launch_passes": "the four passes",
+    "memory_limit": "a tenth of the device's memory",
+    "cache_dir": "the user's cache folder",
+}
 """Defaults that the table of options has in words."""
 
 

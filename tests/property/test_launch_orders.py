@@ -30,6 +30,7 @@ from tests.program.layouts import meets, plan
 from tests.program.programs import recordings
 from tests.property.test_region_replays import Machine, draw_places
 from tests.runtime.captures import Capture, reads, writes
+from tests.runtime.fake import BYTES
 from tests.runtime.programs import PROGRAMS, region_calls
 from tests.runtime.regions import compile_regions
 from tests.work import work
@@ -439,7 +440,7 @@ def test_any_order_of_launches_equals_uncaptured_runs(program: str, data: st.Dat
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Order, "sequence", shuffled)
         for versions in region_calls(program):
-            machine = Machine(versions[0], max_captures=3, order="dependences")
+            machine = Machine(versions[0], memory_limit=3 * BYTES, order="dependences")
             for _ in range(data.draw(st.integers(3, 6), label="calls")):
                 version = data.draw(st.sampled_from(versions))
                 machine.call(version.args, draw_places(data, machine, version.args))

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.runtime.compare import observe
-from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.tensors import extent, span
+from tests.runtime.fake import BYTES, EvenDriver
 from tests.runtime.programs import KINDS, PROGRAMS, region_calls
 from tests.runtime.regions import RegionCall
 
@@ -77,7 +77,7 @@ class Machine:
 
     def __init__(self, call: RegionCall, **options: Any) -> None:
         self.fn = call.fn
-        self.region = Region(call.fn, HostDriver(), name="tested", options=RegionOptions(**options))
+        self.region = Region(call.fn, EvenDriver(), name="tested", options=RegionOptions(**options))
         self.worlds = (World(), World())
         self.seed = 0
 
@@ -173,7 +173,7 @@ def _alike(a: Any, b: torch.Tensor) -> bool:
 
 def any_sequence(program: str, data: st.DataObject) -> None:
     for versions in region_calls(program):
-        machine = Machine(versions[0], max_captures=data.draw(st.sampled_from([1, 3])))
+        machine = Machine(versions[0], memory_limit=data.draw(st.sampled_from([1, 3])) * BYTES)
         for _ in range(data.draw(st.integers(3, 8), label="calls")):
             version = data.draw(st.sampled_from(versions))
             machine.call(version.args, draw_places(data, machine, version.args))

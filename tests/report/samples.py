@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 from pygraph.frontend.location import GraphOrigin
 from pygraph.inductor.emitted import EmittedProgram
 from pygraph.ir import HOST, Graph, Location, Stage, parse_graph
 from pygraph.passes.manager import PassRecord
 from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime.contest import Decision
+from pygraph.runtime.contract import Executable
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import RegionRecord
-from pygraph.runtime.variants import State
+from pygraph.runtime.variants import State, VariantTable
 
 EVIL = "x = f('<script>alert(1)</script>').item()  # [bold]\x1b[31m"
 LINE = Location("model.py", 12, "forward", EVIL)
@@ -45,7 +48,9 @@ DECISION = Decision("dependences", 30.0, 20.0, 90)
 def full_report(index: int = 0, known: bool = True) -> GraphReport:
     """A report of ``cut_graph`` with one region replayed and one refused."""
     graph = cut_graph(known)
-    replayed = RegionRecord("r0", State.REPLAY, captures=2, replays=1234, slots=3, workspace_bytes=4096)
+    table = VariantTable(1)
+    table.install(table.find((), ()), list, Executable(Mock(), nbytes=3 << 20))
+    replayed = RegionRecord("r0", State.REPLAY, captures=2, replays=1234, slots=3, workspace_bytes=4096, _table=table)
     replayed.python_runs["lib.op.default"] = 2
     refused = RegionRecord("r1", State.UNCAPTURED, "address-escapes: a word is nobody's")
     refused.refusals["host-read"] = Refusal("host-read", "x.item()", "cpp_fused_add_1", "model.py:14")

@@ -133,6 +133,7 @@ def test_the_document_says_what_the_report_says() -> None:
     replayed, refused = graph["regions"]
     assert (replayed["state"], refused["state"], refused["selected"]) == ("replay", "uncaptured", True)
     assert (replayed["record"]["workspace_bytes"], replayed["record"]["replays"]) == (4096, 1234)
+    assert (replayed["record"]["held_bytes"], document["summary"]["held_bytes"]) == (3 << 20, 3 << 20)
     assert replayed["record"]["orders"][0]["dependences_us"] == DECISION.dependences_us
     ledger = {"attempts": 2, "spent_us": 1234.0, "cost_us": 600.0, "saved_us": 56.0, "replays": 0, "declined": 0}
     assert replayed["record"]["ledger"] == ledger

@@ -30,7 +30,9 @@ def test_it_says_what_was_captured_and_what_was_not() -> None:
         "operators 6, of which 1 not captured graph break model.py:12: Unsupported Tensor.item() call: "
     )
     assert "partitioning{max-regions=4} 2.50 yes" in text
-    assert "1 uncaptured 1 0 0 0 0 B selected layers.1" in text
+    assert "replayed 2 1234 2 3 4.00 KiB 3.00 MiB selected" in text
+    assert " captures hold 3.00 MiB pipeline " in text
+    assert "1 uncaptured 1 0 0 0 0 B 0 B selected layers.1" in text
     assert "region 1: address-escapes: a word is nobody's" in text
     assert "region 1: host-read: x.item() [cpp_fused_add_1 at model.py:14]" in text
     assert "aten.item host-read the host reads a device value model.py:12 in layers.0.gate" in text
@@ -51,7 +53,7 @@ def test_several_graphs_are_summed_up_at_the_end() -> None:
     assert "error: LiftError: <unknown> operand & more coverage none: plain Inductor runs this graph" in text
     assert text.endswith(
         "2 graphs 1 of 2 graphs given up 3 of 4 launches selected, in 2 regions; 2 replayed "
-        "2 captures, 1234 replays, 1 operator not captured, 1 graph break"
+        "2 captures, 1234 replays, 1 operator not captured, 1 graph break captures hold 3.00 MiB"
     )
 
 
@@ -111,7 +113,7 @@ def test_what_is_shown_of_a_report_without_asking_is_one_short_line() -> None:
     )
     assert repr(Explanation([report, failed])) == (
         "<Explanation of 2 graphs: 1 of 2 graphs given up; 3 of 4 launches selected, in 2 regions; 2 replayed; "
-        "2 captures, 1234 replays, 1 operator not captured, 1 graph break>"
+        "2 captures, 1234 replays, 1 operator not captured, 1 graph break; captures hold 3.00 MiB>"
     )
     record = StepRecord("train", State.UNCAPTURED, f"host-read: {'x' * 300}\n{'y' * 300}", uncaptured=3)
     assert repr(record).startswith(

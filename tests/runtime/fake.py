@@ -23,9 +23,12 @@ from pygraph.runtime.tensors import extent
 from pygraph.runtime.variants import signature
 from tests.runtime.captures import Capture
 
-__all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy"]
+__all__ = ["BYTES", "EvenDriver", "FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
+
+BYTES = 1000
+"""What each executable takes."""
 
 
 class FakeExecutable:
@@ -65,7 +68,8 @@ class FakeDriver(HostDriver):
     ``drains`` waits for the device, and says whether it could. ``nondeterministic``: of how many outputs the launch is
     known to come out otherwise each time; None: it is not, and nobody knows the outputs. ``random``: whether it draws.
     ``python``: operators written in Python that a capture calls. ``within``: whether transient memory is in use now;
-    ``eager``: what each capture was told that replays call. ``given_back``: how often it was given back."""
+    ``eager``: what each capture was told that replays call. ``given_back``: how often it was given back.
+    ``nbytes``: what the next executable takes."""
 
     def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
         super().__init__()
@@ -77,6 +81,7 @@ class FakeDriver(HostDriver):
         self.drains: Callable[[], bool] = lambda: True
         self.refuses: Exception | None = None
         self.captures = 0
+        self.nbytes = BYTES
         self.executables: list[FakeExecutable] = []
         self.within = False
         self.given_back = 0
@@ -118,7 +123,7 @@ class FakeDriver(HostDriver):
         payload: Any = program.recording.payload
         fn, expected = payload
         self.executables.append(FakeExecutable(self, fn, expected))
-        return Executable(self.executables[-1])
+        return Executable(self.executables[-1], nbytes=self.nbytes)
 
     def generator(self, program: Program) -> torch.Generator | None:
         return torch.default_generator if self.random else None
@@ -145,6 +150,15 @@ class FakeDriver(HostDriver):
             yield
         finally:
             self.within = False
+
+
+class EvenDriver(HostDriver):
+    """The host driver, as though each of its executables took BYTES."""
+
+    def instantiate(self, program: Program) -> Executable:
+        made = super().instantiate(program)
+        made.nbytes = BYTES
+        return made
 
 
 def double(args: list[Any]) -> Sequence[Any]:

@@ -35,13 +35,14 @@ from pygraph.runtime.contract import Executable, Timer
 from pygraph.runtime.discover import capture
 from pygraph.runtime.events import counts
 from pygraph.runtime.life import Lives
+from pygraph.runtime.live import held_bytes
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.record import RegionRecord
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.variants import Variant, VariantTable
 from pygraph.runtime.votes import VOTES, Ballot, Outcome
 from tests.runtime.captures import writes
-from tests.runtime.fake import FakeDriver
+from tests.runtime.fake import BYTES, FakeDriver
 from tests.runtime.test_interrupts import UNDOING
 
 TURNS = 4 * 2 * 8
@@ -449,7 +450,7 @@ def test_a_replay_that_is_chosen_while_another_thread_releases_it_is_not_kept(ri
     """Wherever the one is interrupted by the other."""
     for at in count():
         made = Mock(), Mock()
-        table = VariantTable(1, 1)
+        table = VariantTable(1)
         variant = table.find((), ())
         table.install(variant, made[0].replay, made[0])
         assert table.replace(variant, made[1].replay, *made)
@@ -534,13 +535,35 @@ def test_what_was_decided_on_an_order_is_kept(tmp_path: Path) -> None:
     assert [executable.closed for executable in driver.executables] == [False]
 
 
+@pytest.mark.parametrize("room", [1, 2])
+def test_another_order_is_tried_where_there_is_room_for_both(room: int) -> None:
+    """Another capture goes for it, and never the one in the order of the program."""
+    world.host["dependences"] = 0.5 * FAST
+    region, driver = make(driver=Parallel(), order="measured", memory_limit=room * BYTES)
+    call(region, 2, 4)
+    call(region, 3)
+    assert held_bytes(region.device) == room * BYTES
+    assert [executable.closed for executable in driver.executables] == [True, False, room == 1]
+    call(region, TURNS)
+    chosen = [each.order for each in region.record.orders]
+    assert chosen == (["dependences"] if room == 2 else [])
+    assert (region.record.contests, held_bytes(region.device)) == (0, BYTES)
+    assert ("memory-limit" in region.record.refusals) == (room == 1)
+
+
+def evict(region: Region) -> None:
+    """Have its capture make room."""
+    (capture,) = region.captures()
+    capture.evict("memory-limit")
+
+
 def test_an_evicted_capture_keeps_its_order() -> None:
     world.host["dependences"] = 0.5 * FAST
-    region, driver = make(driver=Parallel(), order="measured", max_captures=1)
+    region, driver = make(driver=Parallel(), order="measured")
     contested(region)
     call(region, TURNS)
-    call(region, 3, 3)
-    assert all(executable.closed for executable in driver.executables[:2])
+    evict(region)
+    assert all(executable.closed for executable in driver.executables)
     world.ran.clear()
     call(region, 6)
     assert world.ran == [*["uncaptured"] * 2, "dependences", "uncaptured", *["dependences"] * 3]
@@ -550,12 +573,12 @@ def test_an_evicted_capture_keeps_its_order() -> None:
 @pytest.mark.parametrize("calls", [0, 1, 12])
 def test_a_capture_that_is_evicted_before_an_order_is_decided_is_tried_again(calls: int) -> None:
     world.host["dependences"] = 0.5 * FAST
-    region, driver = make(driver=Parallel(), order="measured", max_captures=1)
+    region, driver = make(driver=Parallel(), order="measured")
     call(region, 2 + calls)
     assert region.record.contests == 1
-    call(region, 2, 3)
-    assert all(executable.closed for executable in driver.executables[:-1])
-    assert region.record.contests == 1, "that of the other size"
+    evict(region)
+    assert all(executable.closed for executable in driver.executables)
+    assert region.record.contests == 0
     call(region, 2 * TURNS)
     assert [each.order for each in region.record.orders] == ["dependences"]
     assert region.record.contests == 0
@@ -1068,16 +1091,16 @@ def test_a_device_that_is_behind_is_waited_for_before_ranks_choose(monkeypatch: 
 
 
 def test_what_is_captured_again_is_voted_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    region, _ = voting(monkeypatch, NO, NO, YES, YES, max_captures=1)
+    region, _ = voting(monkeypatch, NO, NO, YES, YES)
     call(region, 4)
-    call(region, 2, 3)  # another size takes its place
-    call(region, 9)
-    assert region.record.captures == 3
+    evict(region)
+    call(region, 11)
+    assert region.record.captures == 2
     world.ran.clear()
     call(region)
     assert world.ran == ["captured", "uncaptured"]
     call(region, TIMED)
-    assert (note(region), region.record.captures) == (CAPTURED, 4)
+    assert (note(region), region.record.captures) == (CAPTURED, 3)
     world.ran.clear()
     call(region)
     assert world.ran == ["captured dependences", "uncaptured"]

@@ -552,7 +552,7 @@ class Disturbed(HostDriver):
         made = super().instantiate(program)
 
         class Drawing:
-            close, replay = made.close, made.replay
+            close, nbytes, replay, used = made.close, made.nbytes, made.replay, 0
 
             @staticmethod
             def replay_answered(args: list[Any], answer: Any) -> Sequence[Any] | None:

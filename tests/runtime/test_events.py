@@ -17,7 +17,7 @@ from pygraph.errors import CaptureError, ReplayError
 from pygraph.report import model
 from pygraph.runtime.reasons import REASONS
 from pygraph.runtime.region import Region, RegionOptions
-from tests.runtime.fake import FakeDriver, double
+from tests.runtime.fake import BYTES, FakeDriver, double
 
 ROOT = Path(pygraph.__file__).parent
 
@@ -75,7 +75,7 @@ def test_captures_and_evictions_are_events_and_lines(
     def slow(_: object) -> None:
         clock.now += 0.25
 
-    made = region(driver, clock=clock, max_captures=1)
+    made = region(driver, clock=clock, memory_limit=BYTES)
     driver.edits = [slow]
     with caplog.at_level(logging.INFO, "pygraph.runtime"):
         for size in (3, 4):
@@ -83,25 +83,25 @@ def test_captures_and_evictions_are_events_and_lines(
                 call(made, size)
     assert facts(events) == [
         ("captured", "", ((3,),)),
+        ("evicted", "memory-limit", ((3,),)),
         ("captured", "", ((4,),)),
-        ("evicted", "max-captures", ((3,),)),
     ]
     first = events[0]
     assert (first.region, first.duration_us, first.nbytes) == ("graph0.region0", 250_000, 64)
-    assert events[1].duration_us == 0
+    assert events[2].duration_us == 0
     assert lines(caplog, logging.INFO) == [
         "graph0.region0: captured for (3,) in 250.0 ms",
+        "graph0.region0: evicted for (3,): memory-limit",
         "graph0.region0: captured for (4,) in 0.0 ms",
-        "graph0.region0: evicted for (3,): max-captures",
     ]
     assert pygraph.region_counters()["graph0.region0"] == {
         "captures": 2,
         "evicted": 1,
-        "evicted.max-captures": 1,
+        "evicted.memory-limit": 1,
         "replays": 4,
         "uncaptured": 4,
     }
-    assert pygraph.counters()["evicted.max-captures"] == 1
+    assert pygraph.counters()["evicted.memory-limit"] == 1
 
 
 def test_sizes_of_parameters_are_left_out(events: list[pygraph.Event]) -> None:

@@ -34,7 +34,7 @@ from pygraph.runtime.critical import capturing
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.life import Lives
 from pygraph.runtime.region import Region, RegionOptions
-from tests.runtime.fake import FakeDriver, double
+from tests.runtime.fake import BYTES, EvenDriver, FakeDriver, double
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
 
 RUNTIME = str(Path(pygraph.runtime.__file__).parent)
@@ -585,7 +585,7 @@ class Collection:
 def answers(collection: Collection) -> list[bool]:
     """Whether finalisers were answered right: by the region that is called, by one that is due, and one that replays.
     The calls meanwhile miss, capture, compare, replay and evict."""
-    driver, options, found = HostDriver(), RegionOptions(max_captures=2), list[bool]()
+    driver, options, found = EvenDriver(), RegionOptions(memory_limit=2 * BYTES), list[bool]()
 
     def ask(region: Region, size: int) -> bool:
         x = torch.arange(size) * 1.0

@@ -13,7 +13,7 @@ from pygraph.program.program import Program
 from pygraph.program.recording import Recording
 from pygraph.runtime.contract import Executable
 from pygraph.runtime.region import Region, RegionOptions
-from tests.runtime.fake import FakeDriver
+from tests.runtime.fake import BYTES, FakeDriver
 
 
 class World(FakeDriver):
@@ -180,7 +180,7 @@ def test_first_calls_of_sizes_are_no_savings() -> None:
 def test_evicted_captures_wait_longer_each_time() -> None:
     """Where more sizes cycle than there is room for, captures become rarer and rarer."""
     world = World()
-    region = region_of(world, max_captures=4)
+    region = region_of(world, memory_limit=4 * BYTES)
     captures = []
     for _ in range(4):
         call(region, world, list(range(2, 10)) * 200)

@@ -26,7 +26,7 @@ from pygraph.runtime.provenance import blame
 from pygraph.runtime.region import Region
 from pygraph.runtime.variants import MAX_TRACKED
 from tests.runtime.captures import Capture
-from tests.runtime.fake import FakeDriver, accumulate, double, make
+from tests.runtime.fake import BYTES, FakeDriver, accumulate, double, make
 from tests.runtime.programs import region_calls
 from tests.runtime.regions import RegionCall, same_bits
 
@@ -84,7 +84,7 @@ def test_floats_that_change_on_each_call_cost_bounded_memory() -> None:
 
 
 def test_an_evicted_variant_has_to_run_twice_as_often() -> None:
-    region, driver = make(max_captures=2)
+    region, driver = make(memory_limit=2 * BYTES)
     captures = []
     for n in (1, 1, 2, 2, 3, 3, 1, 1, 1):
         region([torch.ones(n)])
@@ -96,7 +96,7 @@ def test_an_evicted_variant_has_to_run_twice_as_often() -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 5), max_size=40))
 def test_the_captures_that_were_used_last_stay(sizes: list[int]) -> None:
-    region, driver = make(max_captures=2)
+    region, driver = make(memory_limit=2 * BYTES)
     recent: list[int] = []
     for n in sizes:
         assert torch.equal(region([torch.ones(n)])[0], torch.full((n,), 2.0))
@@ -396,7 +396,7 @@ def test_close_frees_everything_and_leaves_the_region_usable(capturing: bool) ->
 
 
 def test_many_threads_get_their_own_results() -> None:
-    region, _ = make(max_captures=3)
+    region, _ = make(memory_limit=3 * BYTES)
     wrong: list[object] = []
 
     def work(seed: int) -> None:

@@ -73,6 +73,9 @@ class CudaDriver(NativeDriver):
         before: torch.Tensor = self._native.exchange_state(generator, to, expected)
         return before
 
+    def memory_limit(self, device: torch.device) -> int:
+        return int(torch.cuda.get_device_properties(device).total_memory) // 10
+
     def spare_bytes(self) -> int:
         """Half of what is free, in the device or in torch's cache."""
         free, _ = torch.cuda.mem_get_info()

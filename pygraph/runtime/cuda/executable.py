@@ -6,7 +6,7 @@ uploaded, and the native region is told where each patched word's address comes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,7 @@ from pygraph.runtime.cuda.nodes import CopyNode, EventNode, KernelNode, Node
 from pygraph.runtime.cuda.phases import without
 from pygraph.runtime.description import describe_region
 
-__all__ = ["Part", "drop_superseded", "make_executable", "split", "with_scratch"]
+__all__ = ["Part", "device_bytes", "drop_superseded", "make_executable", "split", "with_scratch"]
 
 
 def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
@@ -49,7 +49,21 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
         region = _native_region(device, graph, program, capture, nodes, parts)
         if program.order is not None:
             verify_edges(program, _edges(parts, graph.raw_cuda_graph()), dropped)
-    return Executable(region, capture.kept)
+    return Executable(region, capture.kept, nbytes=device_bytes(nodes, len(parts)))
+
+
+_GRAPH_BYTES = 2 << 20
+_NODE_BYTES = 64 << 10
+"""What an instance takes of the device outside of torch's allocator, and each node of it, besides its parameters. The
+driver tells nobody, and takes memory in pieces: these are upper bounds (``tests/gpu/test_room.py`` measures)."""
+
+
+def device_bytes(nodes: Iterable[Node | None], instances: int) -> int:
+    """Bytes of the device that ``instances`` which hold ``nodes`` take at most."""
+    sizes = [
+        _NODE_BYTES + (len(node.blob) if isinstance(node, KernelNode) else 0) for node in nodes if node is not None
+    ]
+    return _GRAPH_BYTES * instances + sum(sizes)
 
 
 # -- words --------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,15 @@ from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.recorder import Payload, Recorder
 from pygraph.runtime.provenance import Refusal
+
+_GRAPH_BYTES, _LAUNCH_BYTES, _WORD_BYTES = 16 << 10, 1 << 10, 1 << 9
+"""What an executable takes at most; each launch of it; and each word of that, which may stand for a tensor."""
+
+
+def _host_bytes(program: Program) -> int:
+    """Bytes that an executable of ``program`` takes at most."""
+    words = [len(launch.words) for launch in program.recording.launches]
+    return _GRAPH_BYTES + _LAUNCH_BYTES * len(words) + _WORD_BYTES * sum(words)
 
 
 def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
@@ -87,7 +97,8 @@ class HostDriver(NativeDriver):
         if not isinstance(payload, Recorder):
             raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
         libraries = (launch.library for launch in payload.payloads if isinstance(launch, Kernel))
-        return Executable(_make_graph(self._native, program, payload), (*payload.constants.values(), *libraries))
+        graph, kept = _make_graph(self._native, program, payload), (*payload.constants.values(), *libraries)
+        return Executable(graph, kept, nbytes=_host_bytes(program))
 
     def generator(self, program: Program) -> torch.Generator | None:
         """The default CPU generator, if a launch draws."""
@@ -98,6 +109,9 @@ class HostDriver(NativeDriver):
     ) -> torch.Tensor:
         before: torch.Tensor = self._native.exchange_state(generator, to, expected)
         return before
+
+    def memory_limit(self, device: torch.device) -> int:  # noqa: ARG002
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 10
 
     def spare_bytes(self) -> int:
         """A fixed amount: what is free on a host is not one program's to take."""

@@ -103,6 +103,16 @@ def test_what_cannot_point_there_is_an_error(word: NonPointerWord, node: Node, s
     assert caught.value.reason == "invalid-program"
 
 
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_counted_by_instances_nodes_and_parameters() -> None:
+    node, nothing = kernel(), executable.device_bytes([], 1)
+    one = executable.device_bytes([node], 1) - nothing
+    assert one - (executable.device_bytes([CopyNode(1, 64)], 1) - nothing) == len(node.blob)
+    assert executable.device_bytes([node, None, node], 3) == 3 * nothing + 2 * one
+
+
 # -- the order of launches ---------------------------------------------------------------------------------------------
 
 

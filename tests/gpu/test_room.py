@@ -1,0 +1,135 @@
+"""What captures take of a device is no more than what is counted, and all that is counted stays below the limit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.runtime.contract import Driver, Executable
+from pygraph.runtime.discover import Captured, capture
+from pygraph.runtime.live import held_bytes
+from tests.gpu.programs import EVERYTHING, assert_replayed, assert_same, compiled, device_tensor, figures
+from tests.gpu.replays import captured
+from tests.runtime.regions import same_bits
+
+MB = 1 << 20
+PIECE = 64 * MB
+"""The driver takes memory for graphs in pieces."""
+
+WARM, MANY = 20, 200
+SIZES = range(2, 202)
+
+Function = Callable[[list[Any]], Sequence[Any]]
+
+
+def outside() -> int:
+    """Bytes of the device that are in use besides torch's allocator."""
+    gc.collect()
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
+def launching(kind: str, launches: int) -> Function:
+    """So many launches: ``sums``, each of the one before; every fourth one a product; or sums ``beside`` each other."""
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, y = args
+        args.clear()
+        results = [x]
+        for number in range(launches):
+            before = x if kind == "beside" and number % 16 else results[-1]
+            product = kind == "products" and number % 4 == 0
+            results.append(torch.mm(before, y) if product else torch.add(before, y, alpha=number))
+        return results[-16:] if kind == "beside" else results[-1:]
+
+    return fn
+
+
+def executables(
+    driver: Driver, fn: Function, args: Sequence[Any], count: int, first: Captured, order: str
+) -> list[Executable]:
+    """So many of them, each replayed once."""
+    found = []
+    for _ in range(count):
+        made = capture(fn, driver, list(args), first.table, order=order)
+        assert isinstance(made, Captured), made
+        assert made.executable.replay(list(args)) is not None
+        found.append(made.executable)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["sums", "products", "beside"])
+@pytest.mark.parametrize("launches", [1, 8, 64, 256])
+def test_an_executable_takes_no_more_than_is_counted(
+    driver: Driver, launches: int, kind: str, record_property: Callable[[str, object], None]
+) -> None:
+    fn, args = launching(kind, launches), [device_tensor(64, 64) / 64, device_tensor(64, 64) / 64]
+    order = "dependences" if kind == "beside" else "program"
+    first = captured(driver, fn, args, order)
+    kept = executables(driver, fn, args, WARM, first, order)
+    before = outside()
+    many = executables(driver, fn, args, MANY, first, order)
+    grown = outside() - before
+    counted = sum(executable.nbytes for executable in many)
+    each = f"{grown / MANY / 1024:.0f} KiB an executable, counted {counted / MANY / 1024:.0f} KiB"
+    said = f"{launches} launches, {kind}: {each}"
+    print(said)
+    record_property("bytes", (launches, grown // MANY, counted // MANY))
+    assert grown <= counted, said
+    for executable in many:
+        executable.close()
+    del executable, many
+    again = executables(driver, fn, args, MANY, first, order)
+    assert outside() - before <= max(grown, 0) + PIECE, f"{said}; again {(outside() - before) // MB} MB"
+    expected = fn(list(args))
+    outputs = again[-1].replay(list(args))
+    assert outputs is not None
+    assert same_bits(outputs, list(expected))
+    del kept
+
+
+def pointwise(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.softmax(x * w, -1) + x.sin(), x.relu()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_two_hundred_sizes_that_return_in_turn_are_all_replayed() -> None:
+    ours, w = compiled(pointwise, dynamic=True, **EVERYTHING), device_tensor(66)
+    for _ in range(2):
+        for size in SIZES[:WARM]:
+            ours(device_tensor(size, 66), w)
+    before, counted = outside(), held_bytes(w.device)
+    for turn in range(4):
+        replays = pygraph.counters().get("replays", 0)
+        for size in SIZES:
+            x = device_tensor(size, 66)
+            assert_same(ours(x, w), pointwise(x, w), call=f"turn {turn}, size {size}")
+    assert_replayed()
+    assert pygraph.counters()["replays"] - replays == len(SIZES), figures()
+    assert "evicted" not in pygraph.counters()
+    assert 0 < outside() - before <= held_bytes(w.device) - counted, figures()
+    pygraph.release()
+    assert held_bytes(w.device) == 0
+
+
+@pytest.mark.usefixtures("fresh")
+def test_captures_of_another_program_make_room_and_results_are_right() -> None:
+    first, w = compiled(pointwise, dynamic=True, **EVERYTHING), device_tensor(66)
+    for _ in range(3):
+        first(device_tensor(7, 66), w)
+    limit = 4 * held_bytes(w.device)
+    assert limit
+    second = compiled(lambda x, w: (x @ w[:, None]).tanh(), dynamic=True, memory_limit=limit, **EVERYTHING)
+    for turn in range(40):
+        x = device_tensor(3 + turn // 3 % 6, 66)
+        assert_same(second(x, w), (x @ w[:, None]).tanh(), call=turn)
+        assert 0 < held_bytes(w.device) <= limit
+        if turn % 10 == 9:
+            assert_same(first(x, w), pointwise(x, w), call=f"of the first, after {turn}")
+    assert pygraph.counters()["evicted.memory-limit"] > 0
