@@ -207,7 +207,7 @@ class Lives:
             self._answer(call)
             return
         contest = Contest(self.subject.driver, call.args, self._kept_path(call.args), self.subject.clock)
-        refusal = self.compare(variant, rival, call).refusal or self._make_room(variant, rival)
+        refusal = self.compare(variant, rival, call).refusal or self.make_room(variant, rival)
         if refusal is not None:
             rival.executable.close()
             self._keep_order(variant, refusal)
@@ -381,7 +381,7 @@ class Lives:
 
     def _adopt(self, variant: Variant, made: Captured, *, tolerant: bool) -> Refusal | None:
         """Replay what was captured from now on; or why not, if there is no room, or the region was closed meanwhile."""
-        refusal = self._make_room(variant, made)
+        refusal = self.make_room(variant, made)
         if refusal is not None:
             return refusal
         program = made.program
@@ -400,7 +400,7 @@ class Lives:
         self.tell(variant, program)
         return None
 
-    def _make_room(self, variant: Variant, made: Captured) -> Refusal | None:
+    def make_room(self, variant: Variant, made: Captured) -> Refusal | None:
         """Have captures go that were not used for longest, of any region, if all take too much memory with the new one
         for ``variant``; a refusal where those that may go are too few."""
         limit, nbytes = self.subject.options.memory_limit, made.executable.nbytes

@@ -24,14 +24,10 @@ class Capture:
 
     Args:
         variant: The variant whose calls it replays.
-        used: The number of its last replay, in the order of all replays.
-        nbytes: Bytes of its device that it takes.
         evict: Frees it, for a reason, until its calls are captured again.
     """
 
     variant: Variant
-    used: int
-    nbytes: int
     evict: Callable[[str], None]
 
 
@@ -73,7 +69,7 @@ def release() -> int:
 def shed(device: torch.device, before: int | None = None) -> int:
     """Free the least recently used half of the captures on ``device``, of those that were not replayed since the replay
     with the number ``before``. Returns how many these were."""
-    idle = [capture for capture in _by_use(device) if before is None or capture.used <= before]
+    idle = [capture for capture in _by_use(device) if before is None or capture.variant.used <= before]
     chosen = idle[: (len(idle) + 1) // 2]
     for capture in chosen:
         capture.evict("out-of-memory")
@@ -96,7 +92,7 @@ def make_room(device: torch.device, nbytes: int, limit: int, spared: Variant) ->
     for capture in _by_use(device) if excess > 0 else ():
         if capture.variant is not spared and excess > 0:
             chosen.append(capture)
-            excess -= capture.nbytes
+            excess -= capture.variant.held_bytes
     if excess > 0:
         return False
     for capture in chosen:
@@ -107,4 +103,4 @@ def make_room(device: torch.device, nbytes: int, limit: int, spared: Variant) ->
 def _by_use(device: torch.device) -> list[Capture]:
     """The captures on ``device`` that may go, the least recently used first."""
     known = (capture for region in regions() if region.device == device for capture in region.captures())
-    return sorted(known, key=lambda capture: capture.used)
+    return sorted(known, key=lambda capture: capture.variant.used)

@@ -260,7 +260,7 @@ class Region:
         """The captures, but for those that ranks have agreed on."""
         lives = self._lives
         return [
-            live.Capture(variant, variant.used, variant.held_bytes, partial(lives.evict, variant))
+            live.Capture(variant, partial(lives.evict, variant))
             for variant in lives.table.captured
             if not variant.shared and variant.held
         ]

@@ -24,7 +24,7 @@ from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import Lasting, reason_of
 from pygraph.runtime.tensors import bits
 
-MAX_TRACKED = 256
+MAX_TRACKED = 1024
 """Variants of one region whose occurrences are remembered while they are not captured."""
 
 LONGEST_WAIT = (64, 30.0)

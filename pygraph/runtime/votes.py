@@ -363,6 +363,7 @@ def _capture(
     right = verdict.refusal is None and lives.left is None and variant.replay is not None
     if vote.outcome is Outcome.YES and vote.keep(right):
         ballot.join(lives)
+        lives.make_room(variant, made)  # as far as it goes: what all ranks use is used
         lives.add_notes(*[TOLERATED] * verdict.tolerant)
         return made
     made.executable.close()

@@ -1106,6 +1106,20 @@ def test_what_is_captured_again_is_voted_on_again(monkeypatch: pytest.MonkeyPatc
     assert world.ran == ["captured dependences", "uncaptured"]
 
 
+def test_what_ranks_agree_on_is_used_and_others_make_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    other, _ = make(memory_limit=2 * BYTES)
+    call(other, 2)
+    region, _ = voting(monkeypatch, YES, memory_limit=2 * BYTES)
+    call(region, 2)
+    assert held_bytes(region.device) == 2 * BYTES
+    call(region, 2)
+    assert other.record.events["evicted.memory-limit"] == 1
+    assert held_bytes(region.device) == 2 * BYTES
+    region, _ = voting(monkeypatch, YES, memory_limit=BYTES)
+    call(region, 4 + TIMED)
+    assert note(region) == CAPTURED
+
+
 def test_captured_collectives_that_are_wrong_in_another_order_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     region, driver = voting(monkeypatch, YES, YES)
     driver.wrong = True  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ import pygraph
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.live import held_bytes
 from pygraph.runtime.region import Region, RegionOptions
+from pygraph.runtime.variants import MAX_TRACKED
 from tests.runtime.fake import BYTES, EvenDriver, FakeDriver, double
 from tests.runtime.host.replays import make_program
 from tests.runtime.programs import region_calls
@@ -86,6 +87,14 @@ def test_sizes_that_return_in_turn_are_all_replayed_once_captures_have_paid() ->
     assert region.record.replays - before == len(SIZES)
 
 
+def test_sizes_of_one_region_are_many() -> None:
+    region = region_of(FakeDriver())
+    call(region, *[*range(1, MAX_TRACKED + 1)] * 2)
+    before = region.record.replays
+    call(region, *range(1, MAX_TRACKED + 1))
+    assert region.record.replays - before == MAX_TRACKED
+
+
 def test_the_least_recently_used_of_all_regions_goes() -> None:
     driver, seen = FakeDriver(), list[pygraph.Event]()
     one, other = (region_of(driver, 4 * BYTES) for _ in range(2))
@@ -112,7 +121,7 @@ def test_as_many_go_as_the_new_one_needs() -> None:
         call(region, size, size)
     driver.nbytes = 3 * BYTES
     call(region, 5, 5)
-    assert [capture.nbytes for capture in region.captures()] == [BYTES, 3 * BYTES]
+    assert [capture.variant.held_bytes for capture in region.captures()] == [BYTES, 3 * BYTES]
     assert [executable.closed for executable in driver.executables] == [True, True, True, False, False]
 
 
