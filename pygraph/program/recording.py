@@ -286,6 +286,8 @@ class Launch:
     allocates. None: it may do anything."""
     geometry: Geometry | None = None
     """Of a device's kernel; None for all that is none."""
+    code: Hashable = None
+    """The part of the signature that is the same in each launch of a kernel, at whatever sizes."""
 
     @property
     def collective(self) -> bool:

@@ -1,7 +1,7 @@
 """From a function and its arguments to an executable: capture twice, find the words that moved, run launch passes.
 
 A second capture runs on other stand-ins. The words that moved along are addresses (``slots``); everything else has to
-be equal. Slots that are known from another size need one capture only. Nothing executes here.
+be equal. Kernels that are proven need one capture only. Nothing executes here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pygraph.program.program import Program
 from pygraph.program.recording import Allocation, AllocationKind, Recording
 from pygraph.program.verify import stray_uses
 from pygraph.runtime.contract import Driver, Executable
+from pygraph.runtime.proof import Proof
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.slots import SPORADIC, SlotTable, discover, resolve
+from pygraph.runtime.slots import SPORADIC, SlotTable, discover
 from pygraph.runtime.tensors import extent
 
 _ATTEMPTS = 3
@@ -28,7 +29,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """An executable, the program that it came from, and what explains a capture at another size."""
+    """An executable, the program that it came from, and how its slots were found."""
 
     executable: Executable
     program: Program
@@ -39,14 +40,14 @@ def capture(
     fn: Callable[[list[Any]], Sequence[Any]],
     driver: Driver,
     args: Sequence[Any],
-    table: SlotTable | None = None,
+    proof: Proof | None = None,
     eager: Collection[str] = (),
     order: str = "program",
     launch_passes: LaunchPasses = DEFAULT_PASSES,
     collectives: bool = False,
     **facts: Any,
 ) -> Captured | Refusal:
-    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. Replays
+    """Capture ``fn`` for ``args``, twice unless ``proof`` (kernels of other sizes) explains a single capture. Replays
     call the operators ``eager``. ``launch_passes`` make the program that is replayed of the captured one: the ``order``
     is to be ``program``, or ``dependences``. ``collectives``: functional ones are captured, where the driver can.
     ``facts`` are fields of the program that no capture tells. Raises CaptureError, and anything that ``fn`` does on
@@ -63,7 +64,7 @@ def capture(
         for i, arg in enumerate(args)
         if isinstance(arg, torch.Tensor) and extent(arg)
     ]
-    found: SlotTable | Refusal | None = None if table is None else resolve(first, table, real)
+    found: SlotTable | Refusal | None = None if proof is None else proof.resolve(first, real)
     if found is None:
         first, found = _captured_twice(take, first, real)
     if isinstance(found, Refusal):

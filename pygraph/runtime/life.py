@@ -40,10 +40,10 @@ from pygraph.runtime.eager import base_of, is_operator
 from pygraph.runtime.events import Journal, Sizes, counts
 from pygraph.runtime.judge import ODD_REPLAY
 from pygraph.runtime.ledger import TIMED, Ledger
+from pygraph.runtime.proof import Proof
 from pygraph.runtime.provenance import Refusal, is_out_of_memory, tracing
 from pygraph.runtime.reasons import CLOSED, MEMORY, OVER_LIMIT, Lasting, reason_of
 from pygraph.runtime.record import RegionOptions, RegionRecord
-from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.tensors import fingerprint
 from pygraph.runtime.variants import (
     LONGEST_WAIT,
@@ -131,7 +131,7 @@ class Lives:
         self.journal = Journal(record.name, record.events, subject.clock)
         self._ledger: Ledger | None = record.ledger
         self._eager = dict(eager)
-        self._slots: SlotTable | None = None
+        self._proof = Proof()
         self._failures = 0
         self._odd: tuple[Variant, bytes] | None = None
         """The variant of which the last replay that could be judged was the odd one, and what the call was given."""
@@ -204,43 +204,44 @@ class Lives:
         rival = self.try_capture(call.args, DEPENDENCES)
         if isinstance(rival, Refusal) or rival.program.order is None:  # or it would take too much memory
             self._keep_order(variant, rival)
-            self._answer(call)
+            self._answer(variant, call)
             return
         contest = Contest(self.subject.driver, call.args, self._kept_path(call.args), self.subject.clock)
-        refusal = self.compare(variant, rival, call).refusal or self.make_room(variant, rival)
+        refusal = self._judge(variant, rival, call).refusal or self.make_room(variant, rival)
         if refusal is not None:
             rival.executable.close()
             self._keep_order(variant, refusal)
+            self._answer(variant, call)
             return
         self.record.timeline = timeline(rival.program)
         self.begin_contest(variant, contest, rival.executable, self.order_chosen)
+        self._answer(variant, call)
 
     def _capture_first(self, variant: Variant, call: Call) -> Captured | None:
         """Capture, compare, and replay from now on; None where that was refused."""
         if self._like_the_odd_one(variant, call.args):
-            variant.wait(
-                self.subject.clock()
-            )  # a wrong replay may be right where it reads what was there the last time
-            self._answer(call)
+            # a wrong replay may be right where it reads what was there the last time
+            variant.wait(self.subject.clock())
+            self._answer(variant, call)
             return None
         made = self.try_capture(call.args, self.order_of(variant))
         if isinstance(made, Refusal):
             self._refuse(variant, made)
-            self._answer(call)
+            self._answer(variant, call)
             return None
         sensitive = made.program.recording.offset_sensitive
         self.sensitive |= sensitive
         variant.like = sensitive, signature(call.args, sensitive)
-        verdict = self.compare(variant, made, call)
+        verdict = self._judge(variant, made, call)
         refusal = verdict.refusal or self._adopt(variant, made, tolerant=verdict.tolerant)
-        if refusal is None:
-            return made
-        made.executable.close()
-        if self._make_eager(refusal):
-            self._forget()
-        else:
-            self._refuse(variant, refusal)
-        return None
+        if refusal is not None:
+            made.executable.close()
+            if self._make_eager(refusal):
+                self._forget()
+            else:
+                self._refuse(variant, refusal)
+        self._answer(variant, call)
+        return None if refusal is not None else made
 
     @contextlib.contextmanager
     def _charged(self, variant: Variant) -> Iterator[None]:
@@ -262,7 +263,7 @@ class Lives:
     def try_capture(self, args: list[Any], order: str, *, collectives: bool = False) -> Captured | Refusal:
         """A capture, in which operators that fail are eager calls, one after the other; with ``collectives``, which are
         captured too, the first attempt alone counts."""
-        subject, slots = self.subject, None if collectives else self._slots
+        subject, proof = self.subject, None if collectives else self._proof
         with tracing(subject.fn, subject.origins) as bodies:
             try:
                 while True:
@@ -272,7 +273,7 @@ class Lives:
                             subject.fn,
                             subject.driver,
                             args,
-                            slots,
+                            proof,
                             tuple(self._eager),
                             order,
                             subject.options.launch_passes,
@@ -322,9 +323,34 @@ class Lives:
             self.record.python_runs[python.name] += 1
         return replace(verdict, outputs=())
 
-    def _answer(self, call: Call) -> None:
-        """Run uncaptured a call that was to capture."""
-        call.outputs = interruptible(self.uncaptured, call.args)
+    def _judge(self, variant: Variant, made: Captured, call: Call) -> Verdict:
+        """Compare a capture, which answers ``call``; one of proven kernels is right, and answers nothing."""
+        proof, compared = self._proof, self.subject.options.verify_every or self._odd is not None
+        if not compared and proof.covers(made.program):
+            self.record.proven += 1
+            return Verdict((), None)
+        verdict = self.compare(variant, made, call)
+        if verdict.refusal is None:
+            proof.add(made.program)
+        return verdict
+
+    def _answer(self, variant: Variant, call: Call) -> None:
+        """Answer a call that captures, unless that is done."""
+        if call.outputs is None:
+            call.outputs = interruptible(partial(self._replayed, variant), call.args)
+
+    def _replayed(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
+        """Replay a call if that can be, else run it uncaptured."""
+        if variant.replay is not None:
+            try:
+                outputs = variant.replay(args)
+            except BaseException as error:
+                self.raised(args, error)
+                raise
+            if outputs is not None:
+                self.record.count_replay()
+                return outputs
+        return self.uncaptured(args)
 
     def _run_timed(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """Run a call uncaptured that captures, and tell the ledger how long it took."""
@@ -393,7 +419,6 @@ class Lives:
         if self.left is not None:  # maybe by another thread, before there was anything to free
             self.table.clear()
             return self.left
-        self._slots = made.table
         if voted is not None:
             self._open_votes(variant, *voted)
         self.add_notes(*made.table.notes, *[TOLERATED] * tolerant)
@@ -677,7 +702,7 @@ class Lives:
 
     def _forget(self) -> None:
         """Free everything that was captured; what comes next is captured anew."""
-        self.latest = self._slots = None
+        self.latest, self._proof = None, Proof()
         self.record.state = State.WARM
         self.table.clear()
         self.record.contests = 0

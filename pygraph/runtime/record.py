@@ -54,8 +54,9 @@ class RegionRecord:
     """What a report reads of one region.
 
     ``slots``, ``launches``, ``workspace_bytes``, ``segments`` and the ``eager`` calls between them are those of the
-    last capture. ``eager_since`` says why operators are called that were to be captured. ``python_runs``: how often
-    bodies of operators written in Python ran for captures and comparisons. ``refusals`` holds the first of each reason.
+    last capture. ``proven``: captures that were not compared, since all of their kernels were proven. ``eager_since``
+    says why operators are called that were to be captured. ``python_runs``: how often bodies of operators written in
+    Python ran for captures and comparisons. ``refusals`` holds the first of each reason.
     ``ledger``: what captures cost and replays saved; None where captures need not pay. ``orders`` are the decisions on
     the order of launches; ``contests`` variants still wait for one.
     ``passes``: notes of the launch passes on the last capture. ``longest_path``: of its launches that depend on each
@@ -66,6 +67,7 @@ class RegionRecord:
     state: State = State.COLD
     reason: str | None = None
     captures: int = 0
+    proven: int = 0
     replays: int = 0
     uncaptured: int = 0
     slots: int = 0

@@ -1,7 +1,8 @@
 """Slot discovery: which parameter words of a capture are addresses, and into what they point.
 
-Pure functions over two Recordings made with disjoint memory (or one, and the slots of another size). A doubt is a
-Refusal: a word taken for a number that is an address would read or write what the caller no longer owns.
+Pure functions over two Recordings made with disjoint memory; ``proof`` does with one, where all of its kernels are
+proven. A doubt is a Refusal: a word taken for a number that is an address would read or write what the caller no longer
+owns.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _CLEARED = 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """The slots of a region, and the launch sequence (kinds, names, numbers of words) and phases that they hold for.
+    """The slots of a capture, and its launch sequence (kinds, names, numbers of words).
 
     ``padding`` lists (launch, word) of words that differ between captures and are no address on either side;
     ``non_pointers`` words read as addresses, but are no operands.
@@ -58,7 +59,6 @@ class SlotTable:
     padding: tuple[tuple[int, int], ...]
     sequence: _Shape
     non_pointers: tuple[NonPointerWord, ...]
-    phases: tuple[int, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -160,37 +160,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
                 said = f"word {position} is another number in the second capture of {a.call}"
                 return Refusal.at(a, "unstable-number", f"{said}, which depends on more than its arguments")
             padding.append((a.index, position))
-    return SlotTable(tuple(slots), tuple(padding), _sequence(first), tuple(non_pointers), first.phases)
-
-
-def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] = ()) -> SlotTable | None:
-    """The slots of ``recording``, the only capture at its sizes, found at the positions known from another size.
-
-    None, so that the region is captured twice, when the launch sequence or its phases are others, when a slot's word is
-    not an address into the same allocation, or when any other word could be an address of this capture's, or of
-    ``known`` memory. Words that lie elsewhere are inert as in ``discover``.
-    """
-    addresses, real = AddressMap(recording.allocations), AddressMap(known)
-    same = _sequence(recording) == table.sequence and recording.phases == table.phases
-    if not same or addresses.overlap is not None:
-        return None
-    slots: list[Slot] = []
-    for slot in table.slots:
-        places = addresses.places(recording.launches[slot.launch].words[slot.word], slot.launch)
-        if [place.key for place in places] != [slot.key]:
-            return None
-        slots.append(replace(slot, offset=places[0].offset))
-    expected = {(slot.launch, slot.word) for slot in slots}
-    non_pointers: list[NonPointerWord] = []
-    for launch, position in _words(recording):
-        if (launch.index, position) in expected:
-            continue
-        word, foreign = launch.words[position], _foreign(launch, position)
-        if isinstance(foreign, NonPointerWord):
-            non_pointers.append(foreign)
-        elif foreign is not None or addresses.places(word, launch.index) or addresses.inside(word) or real.inside(word):
-            return None
-    return SlotTable(tuple(slots), table.padding, table.sequence, tuple(non_pointers), table.phases)
+    return SlotTable(tuple(slots), tuple(padding), sequence(first), tuple(non_pointers))
 
 
 def _words(recording: Recording) -> Iterator[tuple[Launch, int]]:
@@ -199,7 +169,7 @@ def _words(recording: Recording) -> Iterator[tuple[Launch, int]]:
         yield from ((launch, position) for position in range(len(launch.words)))
 
 
-def _sequence(recording: Recording) -> _Shape:
+def sequence(recording: Recording) -> _Shape:
     return tuple((launch.kind, launch.name, len(launch.words)) for launch in recording.launches)
 
 
@@ -236,11 +206,11 @@ class _Pair:
             return verdict
         if x == y and a.functional and (found := a.unowned_at(position)) and found.memory is UnownedMemory.OTHER:
             return None  # of the communicator, and constant like it
-        foreign = _foreign(a, position)
-        if foreign is None and b.may_access is None:
-            foreign = _foreign(b, position)
-        if foreign is not None or verdict is None:
-            return foreign
+        inert = foreign(a, position)
+        if inert is None and b.may_access is None:
+            inert = foreign(b, position)
+        if inert is not None or verdict is None:
+            return inert
         return NonPointerWord(a.index, position, call=a.call or "")
 
     def _cannot_matter(self, a: Launch, b: Launch, position: int, doubt: Refusal) -> bool:
@@ -301,7 +271,7 @@ def _near(allocation: Allocation, address: int) -> bool:
     return allocation.address - reach <= address <= allocation.address + allocation.nbytes + reach
 
 
-def _foreign(launch: Launch, position: int) -> NonPointerWord | Refusal | None:
+def foreign(launch: Launch, position: int) -> NonPointerWord | Refusal | None:
     """The kind of a word that reads as an address of memory with no known owner; None for all others."""
     found = launch.unowned_at(position)
     if found is None:

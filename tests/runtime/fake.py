@@ -69,7 +69,8 @@ class FakeDriver(HostDriver):
     known to come out otherwise each time; None: it is not, and nobody knows the outputs. ``random``: whether it draws.
     ``python``: operators written in Python that a capture calls. ``within``: whether transient memory is in use now;
     ``eager``: what each capture was told that replays call. ``given_back``: how often it was given back.
-    ``nbytes``: what the next executable takes."""
+    ``nbytes``: what the next executable takes. ``code``: of the launch, the same in all captures; None: another one in
+    each, so that all are compared."""
 
     def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
         super().__init__()
@@ -90,6 +91,7 @@ class FakeDriver(HostDriver):
         self.spare = 1 << 30
         self.python: tuple[PythonCall, ...] = ()
         self.eager: list[tuple[str, ...]] = []
+        self.code: str | None = None
 
     def capture(self, fn: Function, args: Sequence[Any], eager: Collection[str] = (), **_: Any) -> Recording:
         self.captures += 1
@@ -109,7 +111,8 @@ class FakeDriver(HostDriver):
         for call in self.python:
             ran(call.name)
             facts.update(call=call.name, origin=Origin(call.nodes, ("toy.py:1",)))
-        capture.launch(*words, pool, name="toy", uses=uses, **facts)
+        code = self.code or self.captures
+        capture.launch(*words, pool, name="toy", uses=uses, code=code, **facts)
         for _ in range(self.nondeterministic or 0):
             capture.fresh(0)
         if self.edits:

@@ -215,9 +215,9 @@ def test_empty_tensors() -> None:
     assert check(fn, lambda call: [randn(0, 4), randn(2, 4)]).record.state == "replay"
 
 
-def test_sizes_share_slots_and_each_is_captured() -> None:
+def test_each_size_is_captured_and_the_second_one_is_proven() -> None:
     region = check(counted, lambda call: [randn(2 + call % 2, 4), randn(4, 4)])
-    assert (region.record.captures, region.record.replays) == (2, CALLS - 4)
+    assert (region.record.captures, region.record.proven, region.record.replays) == (2, 1, CALLS - 3)
 
 
 @pytest.mark.parametrize(

@@ -66,12 +66,13 @@ def test_scalars_are_keys_and_strides_are_variants() -> None:
     assert [e.replays for e in driver.executables] == [2, 2, 2, 2]
 
 
-def test_slots_are_reused_across_sizes() -> None:
+def test_proven_kernels_are_captured_once_at_other_sizes() -> None:
     region, driver = make()
+    driver.code = "toy"
     for n in (4, 5, 6):
         for _ in range(3):
             assert torch.equal(region([torch.ones(n), n])[0], torch.full((n,), 2.0 + n))
-    assert region.record.captures == 3
+    assert (region.record.captures, region.record.proven) == (3, 2)
     assert driver.captures == 2 + 1 + 1
 
 

@@ -97,7 +97,8 @@ class KernelNode(Node):
             (int(params.blockDimX), int(params.blockDimY), int(params.blockDimZ)),
             int(params.sharedMemBytes),
         )
-        launch = Launch(index, LaunchKind.KERNEL, name, words, (identity, layout), geometry=geometry)
+        code = identity, layout
+        launch = Launch(index, LaunchKind.KERNEL, name, words, code, geometry=geometry, code=(*code, geometry.block))
         return cls(int(handle), blob, layout, places), launch
 
     def native(self, module: Any, handle: int, segment: int) -> Any:

@@ -210,7 +210,8 @@ class Recorder:
         tensors = (operand.tensor for operand in operands)
         layouts = tuple(None if t is None else (tuple(t.size()), tuple(t.stride()), str(t.dtype)) for t in tensors)
         signature = (kernel.file, parameters, layouts)
-        self.launch(kernel, kernel.name, signature, operands, nondeterministic=kernel.nondeterministic)
+        nondeterministic = kernel.nondeterministic
+        self.launch(kernel, kernel.name, signature, operands, nondeterministic=nondeterministic, code=signature[:2])
 
     def word(self, tensor: torch.Tensor) -> int:
         """The address that a launch holds for ``tensor``: 0 for no elements, as ``data_ptr()`` has it."""
@@ -228,6 +229,7 @@ class Recorder:
         *,
         nondeterministic: bool,
         random: bool = False,
+        code: Hashable = None,
     ) -> None:
         """Record a launch, which does nothing besides what ``operands`` says."""
         eager = payload if isinstance(payload, EagerCall) else None
@@ -252,7 +254,7 @@ class Recorder:
             self.exclusive.update((w, other) for w in written for other in given if other != w)
         index, origin = len(self.launches), here()
         known = (index, kind, name, words, signature, tuple(uses), origin, random)
-        self.launches.append(Launch(*known, nondeterministic=nondeterministic, eager=eager))
+        self.launches.append(Launch(*known, nondeterministic=nondeterministic, eager=eager, code=code))
         self.payloads.append(payload)
 
 

@@ -1,0 +1,211 @@
+"""Kernels that are proven: which captures need no second one and no comparison, and which do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.program.default import DEFAULT_PASSES, as_captured
+from pygraph.program.program import Program, Slot
+from pygraph.program.recording import Allocation, AllocationKind, PythonCall
+from pygraph.runtime.proof import Proof
+from pygraph.runtime.slots import SlotTable, discover
+from tests.runtime.captures import Capture, reads, writes
+from tests.runtime.fake import make
+
+INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
+HERE, ELSEWHERE, WEIGHTS = 0x7F00_0000_0000, 0x6600_0000_0000, 0x5500_0000_0000
+
+
+def sized(base: int, n: int, *extra: int, **facts: Any) -> Capture:
+    """A launch with the addresses of an input and an intermediate, the number ``n``, and ``extra``."""
+    capture = Capture(base)
+    x, y = capture.input(8 * n), capture.pool(8 * n)
+    uses = [reads(0, 4 * n), writes(1, 8 * n)]
+    capture.launch(*facts.pop("words", (x + 4 * n, y, n, *extra)), **{"uses": uses, **facts})
+    return capture
+
+
+def proof_of(build: Callable[[int], Capture]) -> Proof:
+    """What a right replay of ``build`` proves."""
+    first, second = build(ELSEWHERE).recording(), build(WEIGHTS).recording()
+    table = discover(first, second)
+    assert isinstance(table, SlotTable)
+    proof = Proof()
+    proof.add(as_captured(first, table.slots))
+    return proof
+
+
+@pytest.mark.parametrize(
+    ("again", "resolved"),
+    [
+        (sized(HERE, 32, 1), True),
+        (sized(HERE, 32, 0x3004), True),
+        (sized(HERE, 32, HERE + 4), False),
+        (sized(HERE, 32), False),
+        (sized(HERE, 32, 1, name="other"), False),
+        (sized(HERE, 32, 1, code="compiled otherwise"), False),
+        (sized(HERE, 32, words=(HERE + 128, 5, 32, 1)), False),
+    ],
+)
+def test_slots_are_found_again_at_another_size(again: Capture, resolved: bool) -> None:
+    """Not where a number became an address, or an address a number or anybody else's, and of no other kernel."""
+    proof = proof_of(lambda base: sized(base, 8, 1))
+    found = proof.resolve(again.recording())
+    if not resolved:
+        assert found is None
+        return
+    assert found is not None
+    assert found.slots == (Slot(0, 0, INPUT, 0, 128), Slot(0, 1, POOL, 0, 0))
+    others = [Allocation(INPUT, 0, 0x3000, 64)]
+    assert (proof.resolve(again.recording(), others) is None) == (again.launches[0].words[3] == 0x3004)
+    again.launch(1)
+    assert proof.resolve(again.recording()) is None
+
+
+def test_an_operand_may_be_missing_where_it_was_missing_before() -> None:
+    """A null pointer proves nothing of an address that is not found in the same place."""
+
+    def build(base: int, second: int = 0) -> Capture:
+        capture = Capture(base)
+        x, y = capture.input(64), capture.input(64)
+        capture.launch(x, y)
+        capture.launch(x, second)
+        return capture
+
+    proof = proof_of(build)
+    assert proof.resolve(build(HERE).recording()) is not None
+    assert proof.resolve(build(HERE, 0x1234).recording()) is None
+
+
+def chain(base: int, n: int = 8, *, swapped: bool = False, order: str = "program", **facts: Any) -> Program:
+    """``x ▸ a, x ▸ b, (a, b) ▸ y``, of one kernel; ``swapped``: ``x ▸ a, a ▸ b, (x, b) ▸ y``."""
+
+    def capture(base: int) -> Capture:
+        made = Capture(base)
+        x = made.input(8 * n)
+        a, b, y = (made.pool(8 * n) for _ in range(3))
+        given = [(x, x, a), (a, a, b) if swapped else (x, x, b), (x, b, y) if swapped else (a, b, y)]
+        for words in given:
+            made.launch(*words, uses=[reads(0, 8 * n), reads(1, 8 * n), writes(2, 8 * n)], **facts)
+        made.fresh(2)
+        return made
+
+    first, second = capture(base).recording(), capture(base + 0x10_0000_0000).recording()
+    table = discover(first, second)
+    assert isinstance(table, SlotTable)
+    return DEFAULT_PASSES(as_captured(first, table.slots), order)
+
+
+def test_launches_that_depend_on_each_other_otherwise_are_compared() -> None:
+    proof = Proof()
+    proof.add(chain(HERE))
+    assert proof.covers(chain(ELSEWHERE, 32))
+    assert not proof.covers(chain(ELSEWHERE, 32, swapped=True))
+    assert not proof.covers(chain(ELSEWHERE, 32, order="dependences"))
+    proof.add(chain(HERE, order="dependences"))
+    assert proof.covers(chain(ELSEWHERE, 32, order="dependences"))
+
+
+@pytest.mark.parametrize("fact", [{"uses": None}, {"name": "other"}, {"code": "other"}])
+def test_what_is_unknown_is_never_proven(fact: dict[str, Any]) -> None:
+    program, proof = chain(HERE), Proof()
+    launches = (replace(program.recording.launches[0], **fact), *program.recording.launches[1:])
+    unlike = replace(program, recording=replace(program.recording, launches=launches))
+    proof.add(unlike if "uses" in fact else program)
+    assert not proof.covers(unlike)
+
+
+def test_what_is_written_in_python_is_always_compared() -> None:
+    program, proof = chain(HERE), Proof()
+    written = replace(program, recording=replace(program.recording, python=(PythonCall("mine.op"),)))
+    proof.add(written)
+    assert not proof.covers(written)
+
+
+# -- the life of a region ----------------------------------------------------------------------------------------------
+
+
+def test_a_proven_size_is_answered_by_its_first_replay() -> None:
+    region, driver = make()
+    driver.code = "toy"
+    for _ in range(2):
+        region([torch.ones(4), 4])
+    assert [executable.replays for executable in driver.executables] == [1]
+    for _ in range(2):
+        assert torch.equal(region([torch.ones(6), 4])[0], torch.full((6,), 6.0))
+    assert [executable.replays for executable in driver.executables] == [1, 1]
+    assert (region.record.captures, region.record.proven, region.record.uncaptured) == (2, 1, 3)
+
+
+@pytest.mark.parametrize("verify_every", [1, 5])
+def test_all_captures_are_compared_where_replays_are_verified(verify_every: int) -> None:
+    region, driver = make(verify_every=verify_every)
+    driver.code = "toy"
+    for size in (4, 6):
+        for _ in range(2):
+            region([torch.ones(size), 4])
+    assert (region.record.captures, region.record.proven) == (2, 0)
+
+
+def test_what_a_wrong_replay_contained_is_not_proven() -> None:
+    region, driver = make()
+    driver.code = "toy"
+    driver.kernel = lambda args: [args[0] * 3]
+    for _ in range(2):
+        region([torch.ones(4), 4])
+    assert region.record.refusals
+    assert not region._lives._proof._addresses
+
+
+def test_a_proven_capture_that_declines_leaves_the_call_to_an_uncaptured_run() -> None:
+    region, driver = make()
+    driver.code = "toy"
+    for _ in range(2):
+        region([torch.ones(4), 4])
+    driver.declines = lambda args: args[0].numel() == 6
+    for _ in range(2):
+        assert torch.equal(region([torch.ones(6), 4])[0], torch.full((6,), 6.0))
+    assert (region.record.proven, region.record.replays) == (1, 0)
+
+
+def baked(capture: Capture) -> None:
+    """The address of the argument is a number."""
+    launch = capture.launches[0]
+    capture.launches[0] = replace(launch, words=(7, *launch.words[1:]))
+
+
+def swapped(capture: Capture) -> None:
+    """The launch is given the intermediate for the argument."""
+    launch = capture.launches[0]
+    capture.launches[0] = replace(launch, words=(launch.words[-1], *launch.words[1:]))
+
+
+def shrunk(capture: Capture) -> None:
+    """The intermediate is smaller than what is written to it."""
+    capture.allocations[-1] = replace(capture.allocations[-1], nbytes=32)
+
+
+def unlike(capture: Capture) -> None:
+    """The same kernel is compiled otherwise."""
+    capture.launches[0] = replace(capture.launches[0], code="other")
+
+
+@pytest.mark.parametrize("edit", [baked, swapped, shrunk, unlike])
+def test_a_third_size_that_is_captured_wrongly_is_never_taken_for_proven(edit: Callable[[Capture], None]) -> None:
+    region, driver = make()
+    driver.code = "toy"
+    for size in (4, 6):
+        for _ in range(2):
+            region([torch.ones(size), 4])
+    assert region.record.proven == 1
+    driver.edits = [edit] * 4
+    driver.kernel = lambda args: [args[0] * 3]
+    for _ in range(4):
+        assert torch.equal(region([torch.ones(8), 4])[0], torch.full((8,), 6.0))
+    assert (region.record.captures, region.record.proven) == (2, 1)
+    assert region.record.refusals
