@@ -118,6 +118,9 @@ class Driver(Protocol):
         """Set the state of ``generator``, if it is ``expected`` where that is given, and return the one before, so that
         no other thread draws in between."""
 
+    def current_device(self) -> torch.device:
+        """Where regions are captured that are given no tensor."""
+
     def memory_limit(self, device: torch.device) -> int:
         """Bytes that captures on ``device`` may take together where the user sets no limit: a tenth of its memory."""
 

@@ -143,7 +143,7 @@ class Lives:
     def meet(self, args: Sequence[Any]) -> ScalarKey:
         """Learn from the first call what tells calls apart."""
         devices = (arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.device.type != "cpu")
-        self.device = next(devices, self.device)
+        self.device = next(devices, None) or self.subject.driver.current_device()
         self.parameters = frozenset(i for i, arg in enumerate(args) if isinstance(arg, torch.nn.Parameter))
         self.key = ScalarKey(args)
         return self.key

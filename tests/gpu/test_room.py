@@ -13,7 +13,16 @@ import pygraph
 from pygraph.runtime.contract import Driver, Executable
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.live import held_bytes
-from tests.gpu.programs import EVERYTHING, assert_replayed, assert_same, compiled, device_tensor, figures
+from tests.gpu.programs import (
+    DEVICE,
+    EVERYTHING,
+    assert_replayed,
+    assert_same,
+    compiled,
+    device_tensor,
+    figures,
+    wrapped_regions,
+)
 from tests.gpu.replays import captured
 from tests.runtime.regions import same_bits
 
@@ -116,6 +125,19 @@ def test_two_hundred_sizes_that_return_in_turn_are_all_replayed() -> None:
     assert 0 < outside() - before <= held_bytes(w.device) - counted, figures()
     pygraph.release()
     assert held_bytes(w.device) == 0
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_program_without_tensors_counts_where_it_is_captured() -> None:
+    call = compiled(lambda n: torch.arange(n, device=DEVICE).float().cos(), dynamic=True, **EVERYTHING)
+    for size in (5, 6, 7):
+        for _ in range(3):
+            assert_same(call(size), torch.arange(size, device=DEVICE).float().cos(), call=size)
+    assert_replayed()
+    assert held_bytes(torch.device(DEVICE, 0)) == sum(
+        region.record.held_bytes for region in wrapped_regions() if region.record is not None
+    )
+    assert held_bytes(torch.device(DEVICE, 0)) > 0
 
 
 @pytest.mark.usefixtures("fresh")

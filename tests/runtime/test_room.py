@@ -153,6 +153,24 @@ def test_a_limit_holds_for_what_is_captured_under_it() -> None:
     assert (held(free), held(limited)) == ([1], [1])
 
 
+def test_what_is_given_no_tensor_counts_on_the_device_that_is_the_current_one() -> None:
+    class Second(FakeDriver):
+        def current_device(self) -> torch.device:
+            return torch.device("cuda", 1)
+
+        def memory_limit(self, device: torch.device) -> int:
+            asked.append(device)
+            return 2 * BYTES
+
+    asked: list[torch.device] = []
+    region = region_of(Second(), fn=lambda args: [torch.ones(args.pop())])
+    for size in (1, 2, 3):
+        for _ in range(3):
+            assert region([size])[0].tolist() == [1.0] * size
+    assert asked == [torch.device("cuda", 1)] * 3
+    assert (held_bytes(torch.device("cuda", 1)), held_bytes(CPU)) == (2 * BYTES, 0)
+
+
 def test_a_capture_that_ranks_have_agreed_on_counts_and_stays() -> None:
     driver = FakeDriver()
     agreed, region = region_of(driver), region_of(driver, 2 * BYTES)

@@ -73,6 +73,9 @@ class CudaDriver(NativeDriver):
         before: torch.Tensor = self._native.exchange_state(generator, to, expected)
         return before
 
+    def current_device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
     def memory_limit(self, device: torch.device) -> int:
         return int(torch.cuda.get_device_properties(device).total_memory) // 10
 

@@ -110,6 +110,9 @@ class HostDriver(NativeDriver):
         before: torch.Tensor = self._native.exchange_state(generator, to, expected)
         return before
 
+    def current_device(self) -> torch.device:
+        return torch.device("cpu")
+
     def memory_limit(self, device: torch.device) -> int:  # noqa: ARG002
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 10
 
