@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pygraph.api import Explanation, counters, explain, region_counters, reports, reset
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.pipeline import register
+    from pygraph.preparation import Prepared, prepare
     from pygraph.runtime.events import Event, on_event
     from pygraph.runtime.live import release, retry
     from pygraph.training.step import train_step
@@ -26,11 +27,13 @@ __all__ = [
     "Pass",
     "PassContext",
     "PassResult",
+    "Prepared",
     "__version__",
     "capture",
     "counters",
     "explain",
     "on_event",
+    "prepare",
     "region_counters",
     "register",
     "release",
@@ -43,6 +46,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Explanation", "counters", "explain", "region_counters", "reports", "reset"), "pygraph.api"),
     **dict.fromkeys(("Pass", "PassContext", "PassResult"), "pygraph.passes.base"),
+    **dict.fromkeys(("Prepared", "prepare"), "pygraph.preparation"),
     "register": "pygraph.passes.pipeline",
     **dict.fromkeys(("Event", "on_event"), "pygraph.runtime.events"),
     **dict.fromkeys(("release", "retry"), "pygraph.runtime.live"),

@@ -664,6 +664,10 @@ get_mutated_tensors = _find(
 )
 higher_order_operators = _find("torch._ops._higher_order_ops")
 
+# -- sizes prepared ahead of real calls -------------------------------------------------------------------------------
+tree_leaves = _find("torch.utils._pytree.tree_leaves", cost="`pygraph.prepare` raises")
+tree_map = _find("torch.utils._pytree.tree_map", cost="`pygraph.prepare` raises")
+
 # -- steps captured as they run ---------------------------------------------------------------------------------------
 CAPTURE = "pygraph.capture runs every step uncaptured"
 """The cost of a symbol that ``pygraph.capture`` cannot do without."""

@@ -116,6 +116,12 @@ class Loader:
         made = self._loaded(attempt)
         return made if isinstance(made, Refusal) else None
 
+    @property
+    def is_building(self) -> bool:
+        """True while an attempt is under way."""
+        attempt = self._attempt
+        return attempt is not None and not attempt.over.is_set()
+
     def __call__(self) -> ModuleType:
         """The module, once it is built. Raises CaptureError (``native-unavailable``) when there is none."""
         made = self._module or self._loaded(self._begun())
@@ -182,6 +188,11 @@ class Loader:
 _loaders: WeakSet[Loader] = WeakSet()
 _waiting: list[None] = []
 """An element for each ``waiting_for_builds`` that is open."""
+
+
+def is_building() -> bool:
+    """True while a native library is being built."""
+    return any(loader.is_building for loader in list(_loaders))
 
 
 def retry_failed() -> None:

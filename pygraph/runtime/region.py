@@ -23,7 +23,7 @@ import torch
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.program.program import Program
 from pygraph.program.recording import Origin
-from pygraph.runtime import live
+from pygraph.runtime import asked, live
 from pygraph.runtime.contract import Driver, uses
 from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.eager import base_of
@@ -128,6 +128,7 @@ class Region:
             if outputs is not None:
                 return outputs
         if lives.left is not None:
+            asked.note(lives.left)
             return lives.uncaptured(args)
         key = (lives.key or lives.meet(args)).of(args)
         if not watched:
@@ -146,6 +147,7 @@ class Region:
         if not watched and self._is_due(variant) and self._is_ready():
             with capturing_turn() as mine:
                 if mine and self._is_due(variant):
+                    asked.note(variant)
                     return lives.go_on(variant, args)
         return self._count(variant, args)
 
@@ -176,6 +178,7 @@ class Region:
     def _count(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """Run a call of ``variant`` uncaptured. Such calls come in a row: the next is not tried on the last replay."""
         self._lives.latest = None
+        asked.note(variant)
         began = self._clock()
         outputs = self._lives.uncaptured(args)
         if self._ledger is not None:
@@ -187,6 +190,7 @@ class Region:
     def _refuse(self, refusal: Refusal, args: list[Any]) -> Sequence[Any]:
         """Run a call uncaptured that has no signature."""
         lives = self._lives
+        asked.note(refusal)
         if refusal.reason not in self.record.refusals:
             lives.note(refusal)
             lives.journal.left(refusal)
@@ -199,7 +203,9 @@ class Region:
         return variant.replay is None and not variant.off and not self._is_due(variant)
 
     def _is_due(self, variant: Variant) -> bool:
-        """True if a variant is to be captured now: its calls are enough, and the ledger consents."""
+        """True if a variant is to be captured now: its calls are enough, and the ledger consents; or the user asks."""
+        if asked.is_asked():
+            return variant.warm
         if not variant.due(self._clock):
             return False
         return self._ledger is None or self._ledger.consents(variant.account, variant.ran)

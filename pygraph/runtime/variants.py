@@ -218,6 +218,11 @@ class Variant:
         waits = is_alive(self.life) or (self.shared and is_alive(self.joint))
         return self.replay is not None and (waits or self.contest is not None)
 
+    @property
+    def warm(self) -> bool:
+        """True if it may be captured, and has run uncaptured: what a first call loads is there."""
+        return self.replay is None and not self.off and self.ran > 0
+
     def due(self, clock: Callable[[], float]) -> bool:
         """True if it should be captured now."""
         if self.replay is not None or self.off:

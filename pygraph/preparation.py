@@ -1,0 +1,536 @@
+"""``pygraph.prepare``: capture many sizes before real calls come.
+
+    example arguments ─▸ copies of each size, largest first ─┬─ called once: compiles, loads kernels
+                                                             └─ called again: captures
+
+Every size is called once before any is captured. By then, Dynamo has compiled the program that serves all of them,
+where the first one has made a program of its own. A size whose program appears later is called until it is captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import itertools
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias, overload
+
+import torch
+
+from pygraph.compat import tree_leaves, tree_map
+from pygraph.errors import OptionError, first_line
+from pygraph.logs import working
+from pygraph.report.facts import Quantity, plural
+from pygraph.runtime import live
+from pygraph.runtime.asked import Met, asking
+from pygraph.runtime.critical import capturing
+from pygraph.runtime.events import counts
+from pygraph.runtime.native_build import is_building
+from pygraph.runtime.variants import Variant
+
+_log = logging.getLogger("pygraph")
+
+Argument: TypeAlias = int | str
+"""The position of an argument, or its keyword."""
+
+Place: TypeAlias = Argument | tuple[Argument, int]
+"""A Python int among the arguments, or a dimension of a tensor: ``(argument, dimension)``."""
+
+Size: TypeAlias = tuple[Any, ...]
+"""The numbers of one size, in the order of a mapping's keys; or the sizes of the tensors of an example."""
+
+_CALLS = 8
+"""Calls of one size after which it is given up."""
+_REFUSALS = 2
+"""Captures of one size that fail before it is given up."""
+_PASSES = 3
+"""Times that all sizes are gone through, while further programs are compiled for some."""
+_POLL = 0.002
+"""Seconds between two looks at another thread that captures, or a library that is being built."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of the device that sizes are prepared on. Of a CPU, that of captures alone is known.
+
+    Args:
+        captures: Bytes that all captures are counted as, outside of torch's allocator.
+        allocated: Bytes of tensors in torch's allocator.
+        reserved: Bytes that torch's allocator holds.
+        used: Bytes that are not free, whoever holds them.
+    """
+
+    captures: int = 0
+    allocated: int = 0
+    reserved: int = 0
+    used: int = 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Outcome of ``prepare``. Prints as a few lines.
+
+    Args:
+        captured: Sizes whose next calls are replayed, largest first: their numbers in the order of the mapping's keys,
+            or the sizes of the tensors of an example.
+        refused: Why other sizes are not captured, or not in all parts; or what the model raised.
+        seconds: Time that it took.
+        before: Memory at its beginning.
+        after: Memory at its end.
+    """
+
+    captured: tuple[Size, ...]
+    refused: Mapping[Size, str]
+    seconds: float
+    before: Memory
+    after: Memory
+
+    def __str__(self) -> str:
+        total = len(self.captured) + len(self.refused)
+        sizes = ", ".join(map(_text, self.captured)) or "none"
+        lines = [f"captured {len(self.captured)} of {plural(total, 'size')} in {self.seconds:.1f} s: {sizes}"]
+        lines += [f"not captured: {_text(size)}: {first_line(why)}" for size, why in self.refused.items()]
+        before, after = asdict(self.before), asdict(self.after)
+        memory = [f"{name} {_bytes(before[name])} → {_bytes(after[name])}" for name in after if after[name]]
+        lines += [f"memory: {', '.join(memory)}"] if memory else []
+        return "\n".join(lines)
+
+
+def _bytes(nbytes: int) -> str:
+    return Quantity(nbytes).text("bytes")
+
+
+def _text(size: Size) -> str:
+    """``8``, ``8×128``, or ``(8, 16), (8,)``."""
+    if all(isinstance(each, int) for each in size):
+        return "×".join(map(str, size))
+    return ", ".join(map(str, size))
+
+
+@overload
+def prepare(
+    compiled: Callable[..., Any],
+    sizes: Mapping[Any, Iterable[int]] | Iterable[tuple[Any, ...]],
+    *,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    background: Literal[False] = ...,
+    progress: bool = ...,
+) -> Prepared: ...
+
+
+@overload
+def prepare(
+    compiled: Callable[..., Any],
+    sizes: Mapping[Any, Iterable[int]] | Iterable[tuple[Any, ...]],
+    *,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    background: Literal[True],
+    progress: bool = ...,
+) -> Future[Prepared]: ...
+
+
+def prepare(
+    compiled: Callable[..., Any],
+    sizes: Mapping[Any, Iterable[int]] | Iterable[tuple[Any, ...]],
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    background: bool = False,
+    progress: bool = True,
+) -> Prepared | Future[Prepared]:
+    """Call ``compiled`` with each of ``sizes``, largest first, until the next call of each is replayed.
+
+    The calls are real ones, in the caller's gradient mode, autocast and stream. They run on copies of the example
+    tensors. What the model itself holds changes as in any call: caches in buffers, or statistics of a module in
+    training mode. No gradient is computed, and no backward pass is captured. The state of the random generators is put
+    back, but not with ``background``. A size for which the model raises is reported. Captures need not pay, and need no
+    ``capture_after`` calls.
+
+    Of several ranks, all have to prepare the same sizes at the same time: each size is called as often on each.
+
+    Raises OptionError for sizes that do not fit the arguments. An interrupt is raised; sizes that were captured before
+    stay captured.
+
+    Args:
+        compiled: A compiled module or function.
+        sizes: Example arguments, a tuple for each size; or the numbers that a dimension takes, as
+            ``{(0, 1): [1, 2, 4, 8]}`` for dimension 1 of argument 0. ``("mask", 1)`` is one of an argument by keyword,
+            ``3`` or ``"position"`` a Python int, and ``((0, 0), ("mask", 0))`` are two that vary together. All
+            combinations are prepared.
+        args: With a mapping, example arguments: tensors of other sizes repeat what they hold, or are cut.
+        kwargs: Example arguments by keyword, of every size.
+        background: Prepare on a thread of its own, and return a future at once. Calls of other threads never wait: they
+            run uncaptured while a size is captured. ``cancel()`` ends it after the call under way.
+        progress: Show a line on stderr, where that is a terminal; never in the background.
+    """
+    planned = _plan(sizes, tuple(args), dict(kwargs or {}))
+    if getattr(compiled, "training", False):
+        _log.warning("prepare: the module is in training mode: its statistics change, and no backward pass is captured")
+    device = _device(planned[0])
+    if not background:
+        shown = working("preparing") if progress else contextlib.nullcontext(_silent)
+        with shown as tell, torch.random.fork_rng([device] if device.type == "cuda" else []):
+            return _Preparation(compiled, planned, device, tell).run()
+    future: Future[Prepared] = Future()
+
+    def is_over() -> bool:  # the process ends once this thread does
+        return future.cancelled() or not threading.main_thread().is_alive()
+
+    run = _Preparation(compiled, planned, device, _silent, is_over)
+    told = (_fulfil, future, run, _Circumstances.of(device))
+    threading.Thread(target=contextvars.copy_context().run, args=told, name="pygraph-prepare").start()
+    return future
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+# -- the calls ---------------------------------------------------------------------------------------------------------
+
+
+class _Cancelled(Exception):
+    """Nobody wants the outcome any more."""
+
+
+@dataclass(eq=False)
+class _Planned:
+    """A size to prepare.
+
+    Args:
+        size: As it is reported.
+        weight: What it is ordered by: bytes of its tensors, then the sum of its Python ints.
+        tensors: Those of the example.
+        make: Makes arguments, anew for each call: the model may change them.
+        captured: Variants that its calls captured.
+        left: What its last call ran uncaptured.
+        replayed: A call of it was replayed, or captured.
+        why: Why it is not captured, if so.
+    """
+
+    size: Size
+    weight: tuple[int, int]
+    tensors: Sequence[torch.Tensor]
+    make: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
+    captured: dict[Variant, None] = field(default_factory=dict)
+    left: list[Met] = field(default_factory=list)
+    replayed: bool = False
+    why: str | None = None
+
+
+@dataclass
+class _Preparation:
+    """Calls ``compiled`` for each size that is ``planned``. ``tell`` shows how far it is, ``is_over`` ends it."""
+
+    compiled: Callable[..., Any]
+    planned: list[_Planned]
+    device: torch.device
+    tell: Callable[[str], None]
+    is_over: Callable[[], bool] = lambda: False
+
+    def run(self) -> Prepared:
+        began, before = time.perf_counter(), _memory(self.device)
+        for number, planned in enumerate(self.planned):
+            self._show("compiling", number, planned)
+            self._call(planned)
+        while is_building():
+            self._wait()
+        for _ in range(_PASSES):
+            programs = live.regions()
+            for number, planned in enumerate(self.planned):
+                self._show("capturing", number, planned)
+                self._capture(planned)
+            if programs == live.regions():
+                break  # otherwise, what was compiled meanwhile may serve sizes that were captured before
+        refused = {planned.size: why for planned in self.planned if (why := _refusal(planned)) is not None}
+        captured = tuple(planned.size for planned in self.planned if planned.size not in refused)
+        return Prepared(captured, refused, time.perf_counter() - began, before, _memory(self.device))
+
+    def _show(self, doing: str, number: int, planned: _Planned) -> None:
+        self.tell(f"{doing} {number + 1} of {len(self.planned)}: {_text(planned.size)}")
+
+    def _capture(self, planned: _Planned) -> None:
+        """Call until nothing runs uncaptured that could be captured. Ranks call equally often."""
+        ranks = _is_one_of_several()
+        for _ in range(_REFUSALS if ranks else _CALLS):
+            if planned.why is not None:
+                return
+            while capturing and threading.get_ident() not in capturing:
+                self._wait()
+            self._call(planned)
+            left = [each for each in planned.left if isinstance(each, Variant)]
+            if not ranks and all(variant.off or variant.refused >= _REFUSALS for variant in left):
+                return
+
+    def _call(self, planned: _Planned) -> None:
+        """Call once, on this thread."""
+        if self.is_over():
+            raise _Cancelled
+        replays = counts["replays"]
+        with asking() as met:
+            try:
+                args, kwargs = planned.make()
+                self.compiled(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the model's own; it says so of one size
+                planned.why = f"{type(error).__name__}: {error}"
+        captured = [each for each in met if isinstance(each, Variant) and each.replay is not None]
+        planned.captured |= dict.fromkeys(captured)
+        planned.left = [each for each in met if each not in captured]
+        planned.replayed = planned.replayed or bool(captured) or counts["replays"] > replays
+
+    def _wait(self) -> None:
+        if self.is_over():
+            raise _Cancelled
+        time.sleep(_POLL)
+
+
+def _refusal(planned: _Planned) -> str | None:
+    """Why a size is not captured; None if it is."""
+    if planned.why is not None:
+        return planned.why
+    for each in planned.left:
+        refusal = each.refusal if isinstance(each, Variant) else each
+        return "another thread captured meanwhile" if refusal is None else str(refusal)
+    if any(variant.replay is None for variant in planned.captured):
+        return "its capture was freed for others"
+    return None if planned.replayed else "no compiled region ran: pygraph.reports() says what was compiled"
+
+
+def _is_one_of_several() -> bool:
+    """True if other processes take part in what this one calls."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+# -- the sizes ---------------------------------------------------------------------------------------------------------
+
+_Changes: TypeAlias = Mapping[Argument, int | Mapping[int, int]]
+"""The number that is passed, or the sizes of a tensor's dimensions, by argument."""
+
+
+def _plan(sizes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Planned]:
+    """What is to be prepared, largest first. Raises OptionError."""
+    if isinstance(sizes, Mapping):
+        planned = _combinations(sizes, args, kwargs)
+    elif args:
+        raise OptionError("args are the example arguments of a mapping of sizes: leave one of both out")
+    else:
+        planned = [_planned(None, _tuple(example), kwargs, {}) for example in sizes]
+    if not planned:
+        raise OptionError("there are no sizes to prepare")
+    return sorted(planned, key=lambda one: one.weight, reverse=True)
+
+
+def _tuple(example: Any) -> tuple[Any, ...]:
+    if not isinstance(example, tuple):
+        raise OptionError(f"each example is a tuple of arguments, not {type(example).__name__}")
+    return example
+
+
+def _combinations(sizes: Mapping[Any, Iterable[int]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Planned]:
+    given: dict[Argument, Any] = dict([*enumerate(args), *kwargs.items()])
+    axes = [_places(key, given) for key in sizes]
+    numbers = [_numbers(key, values) for key, values in sizes.items()]
+    planned = []
+    for size in itertools.product(*numbers):
+        changes: dict[Argument, Any] = {}
+        for places, number in zip(axes, size, strict=True):
+            for place in places:
+                if isinstance(place, tuple):
+                    argument, dim = place
+                    changes.setdefault(argument, {})[dim % given[argument].dim()] = number
+                else:
+                    changes[place] = number
+        planned.append(_planned(size, args, kwargs, changes))
+    return planned
+
+
+def _places(key: Any, given: Mapping[Argument, Any]) -> tuple[Place, ...]:
+    """The places that a key of the mapping names."""
+    places = key if isinstance(key, tuple) and key and all(isinstance(each, tuple) for each in key) else (key,)
+    for place in places:
+        argument, *dims = place if isinstance(place, tuple) else (place,)
+        value = given.get(argument)
+        if len(dims) == 1 and isinstance(dims[0], int) and isinstance(value, torch.Tensor):
+            if not -value.dim() <= dims[0] < value.dim():
+                raise OptionError(f"argument {argument!r} has {plural(value.dim(), 'dimension')}, not {dims[0]!r}")
+        elif dims or type(value) is not int:
+            known = "is not given" if argument not in given else f"is a {type(value).__name__}"
+            raise OptionError(
+                f"sizes has the key {key!r}, and argument {argument!r} {known}: "
+                "a key is (argument, dimension) of a tensor, or the argument of an int"
+            )
+    return places
+
+
+def _numbers(key: Any, values: Iterable[int]) -> list[int]:
+    numbers = list(dict.fromkeys(values))
+    for number in numbers:
+        if not isinstance(number, int) or (isinstance(key, tuple) and number < 0):
+            raise OptionError(f"sizes of {key!r} are whole numbers, not {number!r}")
+    return numbers
+
+
+def _planned(size: Size | None, args: tuple[Any, ...], kwargs: dict[str, Any], changes: _Changes) -> _Planned:
+    """A size whose example arguments have ``changes``."""
+    facts: list[Any] = []
+    tensors: list[torch.Tensor] = []
+    nbytes = total = 0
+    given: list[tuple[Argument, Any]] = [*enumerate(args), *kwargs.items()]
+    for argument, value in given:
+        change = changes.get(argument, {})
+        for leaf in [change] if isinstance(change, int) else tree_leaves(value):
+            if isinstance(leaf, torch.Tensor):
+                shape = _shape(leaf, change if isinstance(change, Mapping) else {})
+                facts.append(shape)
+                tensors.append(leaf)
+                nbytes += math.prod(shape) * leaf.element_size()
+            elif type(leaf) is int:
+                facts.append(leaf)
+                total += leaf
+    size = tuple(facts) if size is None else size
+    return _Planned(size, (nbytes, total), tensors, lambda: _copies(args, kwargs, changes))
+
+
+def _copies(args: tuple[Any, ...], kwargs: dict[str, Any], changes: _Changes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a call, with copies of all tensors. One that is passed twice is copied once."""
+    made: dict[int, torch.Tensor] = {}
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in made:
+            made[id(leaf)] = _copy(leaf, {})
+        return made[id(leaf)]
+
+    def passed(argument: Argument, value: Any) -> Any:
+        change = changes.get(argument)
+        if change is None:
+            return tree_map(copied, value)
+        return _copy(value, change) if isinstance(change, Mapping) else change
+
+    return (
+        tuple(passed(position, value) for position, value in enumerate(args)),
+        {name: passed(name, value) for name, value in kwargs.items()},
+    )
+
+
+def _shape(example: torch.Tensor, sizes: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(sizes.get(dim, size) for dim, size in enumerate(example.shape))
+
+
+def _copy(example: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
+    """A copy with other sizes of some dimensions: along these, values are repeated, or cut off. Strides are in the same
+    order, and those that depend on no other size are equal."""
+    if type(example) not in (torch.Tensor, torch.nn.Parameter) or example.layout is not torch.strided:
+        if sizes:
+            raise OptionError(f"a {type(example).__name__} takes no other sizes: pass examples of each")
+        return example.detach().clone().requires_grad_(example.requires_grad)
+    shape = _shape(example, sizes)
+    with torch.inference_mode(example.is_inference()), torch.no_grad():
+        values = example.detach()
+        for dim, size in sizes.items():
+            taken = torch.arange(size, device=example.device) % max(example.shape[dim], 1)
+            values = values.index_select(dim, taken) if example.shape[dim] else values.new_zeros(shape)
+        strides = _strides(example, shape)
+        once = [slice(0, 1) if stride == 0 else slice(None) for stride in strides]  # one value for all
+        copy = torch.empty_strided(shape, strides, dtype=example.dtype, device=example.device)
+        copy[tuple(once)] = values[tuple(once)]
+    if isinstance(example, torch.nn.Parameter):
+        copy = torch.nn.Parameter(copy, requires_grad=False)
+    copy.requires_grad_(example.requires_grad)
+    copy.__dict__.update({name: mark for name, mark in vars(example).items() if name.startswith("_dynamo_")})
+    return copy
+
+
+def _strides(example: torch.Tensor, shape: Sequence[int]) -> list[int]:
+    """Strides of a tensor like ``example`` with another ``shape``: from the first dimension on, from within, whose size
+    differs, it is dense."""
+    strides, within, differs = list(example.stride()), 1, False
+    for dim in sorted(range(example.dim()), key=lambda dim: (strides[dim], -dim)):
+        if strides[dim] == 0 and example.shape[dim] > 1:
+            continue
+        if differs:
+            strides[dim] = within
+        within = strides[dim] * max(shape[dim], 1)
+        differs = differs or shape[dim] != example.shape[dim]
+    return strides
+
+
+# -- where they are called ---------------------------------------------------------------------------------------------
+
+
+def _device(planned: _Planned) -> torch.device:
+    """That of the first tensor that is not on a CPU."""
+    devices = (leaf.device for leaf in planned.tensors)
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def _memory(device: torch.device) -> Memory:
+    held = live.held_bytes(device)
+    if device.type != "cuda":
+        return Memory(held)
+    free, total = torch.cuda.mem_get_info(device)
+    return Memory(held, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device), total - free)
+
+
+@dataclass(frozen=True)
+class _Circumstances:
+    """Modes of a thread that a call depends on, for another thread."""
+
+    device: torch.device
+    stream: Any
+    gradients: bool
+    inference: bool
+    autocast: Mapping[str, tuple[bool, torch.dtype]]
+    caching: bool
+
+    @staticmethod
+    def of(device: torch.device) -> _Circumstances:
+        """Those of this thread."""
+        kinds = dict.fromkeys(("cpu", device.type))
+        return _Circumstances(
+            device,
+            torch.cuda.current_stream(device) if device.type == "cuda" else None,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds},
+            torch.is_autocast_cache_enabled(),
+        )
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Those of the other thread, on this one."""
+        with contextlib.ExitStack() as stack:
+            if self.stream is not None:
+                stack.enter_context(torch.cuda.device(self.device))
+                stack.enter_context(torch.cuda.stream(self.stream))
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.gradients))
+            for kind, (enabled, dtype) in self.autocast.items():
+                stack.enter_context(torch.autocast(kind, dtype, enabled, self.caching))
+            yield
+
+
+def _fulfil(future: Future[Prepared], run: _Preparation, circumstances: _Circumstances) -> None:
+    """Run on this thread, and have ``future`` told. Until then it can be cancelled."""
+    try:
+        with circumstances.again():
+            outcome = run.run()
+    except _Cancelled:
+        future.cancel()
+        future.set_running_or_notify_cancel()
+    except BaseException as error:  # noqa: BLE001 - whoever waits is told
+        if future.set_running_or_notify_cancel():
+            future.set_exception(error)
+    else:
+        if future.set_running_or_notify_cancel():
+            future.set_result(outcome)

@@ -1,0 +1,374 @@
+"""``pygraph.prepare``: sizes are captured before real calls come."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.errors import OptionError
+from tests.small import compiled, replays
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def scale(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x @ w).relu()
+
+
+def rows(count: int, width: int = 16) -> torch.Tensor:
+    return torch.randn(count, width)
+
+
+class Called:
+    """A compiled function, and what it is called with."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.function = compiled(function, **options)
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((*args, *kwargs.values()))
+        return self.function(*args, **kwargs)
+
+    def sizes(self) -> list[int]:
+        """The first dimension of the first argument of each call."""
+        return [len(args[0]) for args in self.calls]
+
+
+def assert_replayed(function: Callable[..., Any], plain: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
+    """Each call is a replay, and right."""
+    before = pygraph.counters()
+    with torch.no_grad():
+        for args in calls:
+            torch.testing.assert_close(function(*args), plain(*args))
+    after = pygraph.counters()
+    assert {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)} == {
+        "replays": len(calls)
+    }
+
+
+def captures() -> int:
+    return pygraph.counters().get("captures", 0)
+
+
+# -- which sizes ---------------------------------------------------------------------------------------------------
+
+
+def test_every_size_is_replayed_at_its_first_call() -> None:
+    """The largest comes first; its program of its own, which Dynamo compiles for the first size, is no capture."""
+    ours, x, w = Called(scale), rows(8), rows(16)
+    with torch.no_grad():
+        prepared = pygraph.prepare(ours, {(0, 0): [1, 2, 4, 8, 32]}, args=(x, w))
+    assert prepared.captured == ((32,), (8,), (4,), (2,), (1,))
+    assert prepared.refused == {}
+    assert captures() == 5
+    first_calls = list(dict.fromkeys(ours.sizes()))
+    assert first_calls == [32, 8, 4, 2, 1]
+    assert_replayed(ours, scale, *((rows(n), w) for n in (1, 4, 32, 2, 8)))
+
+
+def test_captures_that_are_asked_for_need_neither_pay_nor_wait() -> None:
+    ours, w = compiled(scale, ledger=True, capture_after=5), rows(16)
+    with torch.no_grad():
+        prepared = pygraph.prepare(ours, {(0, 0): range(2, 12)}, args=(rows(2), w))
+        assert len(prepared.captured) == captures() == 10
+        assert_replayed(ours, scale, *((rows(n), w) for n in range(2, 12)))
+        for _ in range(3):
+            ours(rows(20), w)  # other calls live as before
+    assert captures() == 10
+
+
+def test_all_combinations_of_places_keywords_and_numbers() -> None:
+    def function(x: torch.Tensor, start: int, *, mask: torch.Tensor) -> torch.Tensor:
+        return (x * mask)[:, start:].cumsum(1)
+
+    ours = Called(function, ledger=False)
+    sizes = {((0, 0), ("mask", -2)): [2, 4], 1: [3, 5, 6]}
+    with torch.no_grad():
+        prepared = pygraph.prepare(ours, sizes, args=(rows(3), 2), kwargs={"mask": rows(3)})
+    assert prepared.captured == ((4, 6), (4, 5), (4, 3), (2, 6), (2, 5), (2, 3))
+    assert {(len(x), start, len(mask)) for x, start, mask in ours.calls} == {
+        (n, s, n) for n in (2, 4) for s in (3, 5, 6)
+    }
+    before = replays()
+    with torch.no_grad():
+        for count, start in ((2, 5), (4, 3), (4, 6), (2, 3)):
+            x, mask = rows(count), rows(count)
+            torch.testing.assert_close(ours(x, start, mask=mask), function(x, start, mask=mask))
+    assert replays() == before + 4
+
+
+def test_example_arguments_of_each_size() -> None:
+    def function(given: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        return (given["a"][0] @ given["a"][1]).relu()
+
+    ours = compiled(function, ledger=False)
+    examples = [({"a": [rows(n, m), rows(m)]},) for n, m in ((2, 4), (8, 16), (3, 16))]
+    with torch.no_grad():
+        prepared = pygraph.prepare(ours, iter(examples))
+    assert prepared.captured == (((8, 16), (16, 16)), ((3, 16), (16, 16)), ((2, 4), (4, 16)))
+    assert_replayed(ours, function, *examples)
+
+
+def test_a_size_that_was_called_before_is_captured_too() -> None:
+    ours, w = compiled(scale, ledger=False), rows(16)
+    with torch.no_grad():
+        for n in (4, 4, 4, 6):
+            ours(rows(n), w)
+        assert pygraph.prepare(ours, {(0, 0): [4, 6, 8]}, args=(rows(4), w)).captured == ((8,), (6,), (4,))
+        assert_replayed(ours, scale, *((rows(n), w) for n in (4, 8, 6)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ({}, None),
+        ({(0, 2): [1]}, "argument 0 has 2 dimensions, not 2"),
+        ({(3, 0): [1]}, "argument 3 is not given"),
+        ({(2, 0): [1]}, "argument 2 is a int"),
+        ({0: [1]}, "argument 0 is a Tensor"),
+        ({("mask", 0): [1]}, "argument 'mask' is not given"),
+        ({(0, 0): [-1]}, "whole numbers, not -1"),
+        ({(0, 0): [1.5]}, "whole numbers, not 1.5"),
+        ({(0, 0): []}, "no sizes"),
+        ([(1,)], "leave one of both out"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_arguments_are_errors(sizes: Any, told: str | None) -> None:
+    args = (rows(2), rows(16), 3)
+    if told is None:  # the arguments as they are
+        assert pygraph.prepare(compiled(lambda x, w, n: x @ w * n), sizes, args=args).captured == ((),)
+        return
+    with pytest.raises(OptionError, match=told):
+        pygraph.prepare(scale, sizes, args=args)
+
+
+def test_each_example_is_a_tuple() -> None:
+    with pytest.raises(OptionError, match="each example is a tuple of arguments, not Tensor"):
+        pygraph.prepare(scale, [rows(2)])  # type: ignore[list-item]
+
+
+# -- copies --------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_call_changes_is_a_copy() -> None:
+    def function(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        count += 1
+        return x.mul_(2).sum(0)
+
+    ours, x, count = Called(function), rows(4), torch.zeros(2)
+    before = x.clone()
+    with torch.no_grad():
+        assert len(pygraph.prepare(ours, {(0, 0): [4, 9]}, args=(x, count)).captured) == 2
+    assert torch.equal(x, before)
+    assert torch.equal(count, torch.zeros(2))
+    assert max(int(args[1].max()) for args in ours.calls) == 1, "each call begins with the example"
+
+
+def test_copies_repeat_values_and_keep_layouts() -> None:
+    seen: list[tuple[torch.Tensor, ...]] = []
+
+    def function(*args: torch.Tensor) -> None:
+        seen.append(args)
+
+    numbers = torch.arange(3).requires_grad_(False)
+    image = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    slice_of = torch.randn(4, 32)[:, :16]
+    expanded = torch.randn(1, 16).expand(4, 16)
+    leaf = torch.randn(4, requires_grad=True)
+    args = (numbers, image, slice_of, expanded, leaf, leaf)
+    sizes = {((0, 0), (1, 0), (2, 0), (3, 0)): [7]}
+    pygraph.prepare(function, sizes, args=args)
+    numbers, image, slice_of, expanded, one, other = seen[0]
+    assert numbers.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert image.shape == (7, 3, 4, 4)
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(image[:4], torch.cat([args[1], args[1]]))
+    assert (slice_of.shape, slice_of.stride()) == ((7, 16), (32, 1))
+    assert torch.equal(slice_of[4:], args[2][:3])
+    assert (expanded.shape, expanded.stride()) == ((7, 16), (0, 1))
+    assert torch.equal(expanded[:4], args[3])
+    assert one is other, "passed twice"
+    assert one.requires_grad
+    assert one is not leaf
+    assert torch.equal(one, leaf)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_calls_are_made_in_the_mode_of_the_caller(mode: Any) -> None:
+    ours, w = compiled(scale), rows(16).requires_grad_(True)
+    with mode():
+        assert len(pygraph.prepare(ours, {(0, 0): [2, 3]}, args=(rows(2), w)).captured) == 2
+        future = pygraph.prepare(ours, {(0, 0): [4, 5]}, args=(rows(2), w), background=True)
+        assert len(future.result().captured) == 2
+        before = pygraph.counters()
+        for n in (2, 3, 4, 5):
+            torch.testing.assert_close(ours(rows(n), w).requires_grad, torch.is_grad_enabled())
+        after = pygraph.counters()
+    assert {name: after[name] - before[name] for name in after} == {"captures": 0, "replays": 4, "uncaptured": 0}
+    assert w.grad is None
+
+
+def test_random_generators_are_put_back() -> None:
+    ours = compiled(lambda x: torch.nn.functional.dropout(x, 0.5))
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        assert len(pygraph.prepare(ours, {(0, 0): [2, 3]}, args=(rows(2),)).captured) == 2
+    torch.set_rng_state(state)
+    expected = rows(2)
+    torch.set_rng_state(state)
+    with torch.no_grad():
+        pygraph.prepare(ours, {(0, 0): [2, 3]}, args=(rows(2),))
+    torch.set_rng_state(state)
+    assert torch.equal(rows(2), expected)
+
+
+# -- what is not captured ------------------------------------------------------------------------------------------
+
+
+def test_what_the_model_raises_is_told_of_that_size() -> None:
+    ours, w = compiled(scale), rows(16)
+
+    def called(x: torch.Tensor, w: torch.Tensor) -> Any:
+        if len(x) == 5:
+            raise ValueError("no five")
+        return ours(x, w)
+
+    with torch.no_grad():
+        prepared = pygraph.prepare(called, {(0, 0): [3, 5, 7]}, args=(rows(3), w))
+    assert prepared.captured == ((7,), (3,))
+    assert prepared.refused == {(5,): "ValueError: no five"}
+    assert str(prepared).splitlines()[1] == "not captured: 5: ValueError: no five"
+    assert str(prepared).startswith("captured 2 of 3 sizes in ")
+    assert str(prepared).splitlines()[0].endswith(" s: 7, 3")
+
+
+def test_a_size_that_cannot_be_captured_has_its_reason() -> None:
+    ours = compiled(lambda x: x.to_sparse().to_dense() if len(x) < 0 else torch.nonzero(x))
+    with torch.no_grad():
+        prepared = pygraph.prepare(ours, {(0, 0): [2, 3]}, args=(rows(2),))
+        plain = pygraph.prepare(scale, {(0, 0): [2]}, args=(rows(2), rows(16)))
+    assert prepared.captured == ()
+    assert list(prepared.refused) == [(3,), (2,)]
+    assert all(prepared.refused.values())
+    assert plain.refused == {(2,): "no compiled region ran: pygraph.reports() says what was compiled"}
+
+
+def test_captures_that_went_for_others_are_told() -> None:
+    w = rows(16)
+    with torch.no_grad():
+        alone = pygraph.prepare(compiled(lambda x: (x + 1).relu()), [(rows(2),)])
+        ours = compiled(scale, memory_limit=4 * alone.after.captures)
+        prepared = pygraph.prepare(ours, {(0, 0): range(2, 30)}, args=(rows(2), w))
+    assert 0 < prepared.after.captures <= 4 * alone.after.captures
+    assert set(prepared.refused.values()) == {"its capture was freed for others"}
+    assert prepared.captured[-1] == (2,)
+    assert str(prepared).splitlines()[-1].startswith("memory: captures ")
+
+
+def test_training_mode_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Linear(16, 16)
+    pygraph.prepare(torch.compile(model, backend="pygraph"), {(0, 0): [2]}, args=(rows(2),))
+    assert "training mode" in caplog.text
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_progress_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    ours = compiled(scale)
+    with torch.no_grad(), caplog.at_level(logging.INFO, "pygraph.progress"):
+        pygraph.prepare(ours, {(0, 0): [2, 3]}, args=(rows(2), rows(16)))
+        assert "preparing: capturing 2 of 2: 2" in caplog.messages
+        caplog.clear()
+        pygraph.prepare(ours, {(0, 0): [2, 3]}, args=(rows(2), rows(16)), progress=False)
+        assert not caplog.messages
+
+
+# -- other threads, interrupts -------------------------------------------------------------------------------------
+
+
+def test_calls_are_answered_while_sizes_are_prepared_in_the_background() -> None:
+    """From within a capture, other threads are called."""
+    ours, w = compiled(scale), rows(16)
+    amid, answered = threading.Event(), threading.Event()
+    threads = []
+
+    def wait(event: pygraph.Event) -> None:
+        if event.kind == "captured":
+            threads.append(threading.current_thread().name)
+            amid.set()
+            assert answered.wait(60)
+
+    end = pygraph.on_event(wait)
+    try:
+        with torch.no_grad():
+            future = pygraph.prepare(ours, {(0, 0): [2, 3, 4]}, args=(rows(2), w), background=True)
+            assert amid.wait(60)
+            for n in (2, 3, 5, 2, 3, 5):
+                x = rows(n)
+                torch.testing.assert_close(ours(x, w), scale(x, w))
+            assert replays() == 0
+            assert not future.done()
+    finally:
+        answered.set()
+        end()
+    assert future.result(60).captured == ((4,), (3,), (2,))
+    assert set(threads) == {"pygraph-prepare"}
+    assert_replayed(ours, scale, *((rows(n), w) for n in (2, 3, 4)))
+
+
+def test_a_preparation_in_the_background_is_cancelled_between_calls() -> None:
+    ours, begun, go = compiled(scale), threading.Event(), threading.Event()
+    sizes = []
+
+    def called(x: torch.Tensor, w: torch.Tensor) -> Any:
+        sizes.append(len(x))
+        begun.set()
+        assert go.wait(60)
+        return ours(x, w)
+
+    future = pygraph.prepare(called, {(0, 0): [2, 3, 4]}, args=(rows(2), rows(16)), background=True)
+    assert begun.wait(60)
+    assert future.cancel()
+    go.set()
+    for thread in threading.enumerate():
+        if thread.name == "pygraph-prepare":
+            thread.join(60)
+    assert sizes == [4]
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_an_interrupt_leaves_all_as_it_was(number: int) -> None:
+    """At each call in turn. What is captured by then stays, and later calls have to pay again."""
+    ours, w = compiled(scale, ledger=False), rows(16)
+    calls = 0
+
+    def called(x: torch.Tensor, w: torch.Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        outputs = ours(x, w)
+        if calls == number:
+            signal.raise_signal(signal.SIGINT)
+        return outputs
+
+    state, handler = torch.get_rng_state(), signal.getsignal(signal.SIGINT)
+    args = rows(2), w
+    torch.set_rng_state(state)
+    with torch.no_grad():
+        with pytest.raises(KeyboardInterrupt):
+            pygraph.prepare(called, {(0, 0): [2, 3, 4]}, args=args)
+        assert calls == number
+        assert torch.equal(torch.get_rng_state(), state)
+        assert signal.getsignal(signal.SIGINT) is handler
+        for n in (9, 9, 9, 4, 4, 4):
+            x = rows(n)
+            torch.testing.assert_close(ours(x, w), scale(x, w))
+        prepared = pygraph.prepare(ours, {(0, 0): [2, 3, 4]}, args=args)
+        assert len(prepared.captured) == 3
+        assert_replayed(ours, scale, *((rows(n), w) for n in (2, 3, 4, 9)))
