@@ -11,8 +11,12 @@ import torch
 
 import pygraph
 from pygraph.runtime.contract import Driver, Executable
+from pygraph.runtime.cuda import bindings
+from pygraph.runtime.cuda.capture import payload_of
+from pygraph.runtime.cuda.executable import device_bytes
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.live import held_bytes
+from pygraph.runtime.proof import Proof
 from tests.gpu.programs import (
     DEVICE,
     EVERYTHING,
@@ -63,22 +67,72 @@ def launching(kind: str, launches: int) -> Function:
 def executables(
     driver: Driver, fn: Function, args: Sequence[Any], count: int, first: Captured, order: str
 ) -> list[Executable]:
-    """So many of them, each replayed once."""
-    found = []
+    """So many of them, each replayed once. ``first``, which is right, proves their kernels."""
+    found, proof = [], Proof()
+    proof.add(first.program)
     for _ in range(count):
-        made = capture(fn, driver, list(args), first.table, order=order)
+        made = capture(fn, driver, list(args), proof, order=order)
         assert isinstance(made, Captured), made
         assert made.executable.replay(list(args)) is not None
         found.append(made.executable)
     return found
 
 
+class Instances:
+    """So many instances of one captured graph, uploaded. ``lanes``: its nodes wait for those so many before them."""
+
+    def __init__(self, driver: Driver, fn: Function, args: Sequence[Any], lanes: int) -> None:
+        self.api = bindings.load()
+        self.recording = driver.capture(fn, args)
+        capture = payload_of(self.recording)
+        assert capture.graph is not None
+        self.graph = capture.graph.raw_cuda_graph()
+        handles = [node.handle for node in capture.nodes if node is not None]
+        if lanes > 1:
+            bindings.replace_edges(self.graph, list(zip(handles, handles[lanes:], strict=False)))
+        self.nbytes = device_bytes(capture.nodes, 1)
+        self.alive: list[Any] = []
+
+    def make(self, count: int) -> None:
+        stream = self.api.CUstream(torch.cuda.current_stream().cuda_stream)
+        for _ in range(count):
+            self.alive.append(bindings.call(self.api.cuGraphInstantiate, self.api.CUgraph(self.graph), 0))
+            bindings.call(self.api.cuGraphUpload, self.alive[-1], stream)
+
+    def free(self, down_to: int) -> None:
+        while len(self.alive) > down_to:
+            bindings.call(self.api.cuGraphExecDestroy, self.alive.pop())
+
+
 @pytest.mark.parametrize("kind", ["sums", "products", "beside"])
-@pytest.mark.parametrize("launches", [1, 8, 64, 256])
-def test_an_executable_takes_no_more_than_is_counted(
+@pytest.mark.parametrize("launches", [1, 16, 128, 512])
+def test_an_instance_takes_no_more_than_is_counted(
     driver: Driver, launches: int, kind: str, record_property: Callable[[str, object], None]
 ) -> None:
-    fn, args = launching(kind, launches), [device_tensor(64, 64) / 64, device_tensor(64, 64) / 64]
+    """And what is freed is there for the next ones."""
+    args = [device_tensor(64, 64) / 64, device_tensor(64, 64) / 64]
+    instances = Instances(driver, launching(kind, launches), args, lanes=8 if kind == "beside" else 1)
+    try:
+        instances.make(WARM)
+        before = outside()
+        instances.make(MANY)
+        grown = outside() - before
+        each = f"{grown / MANY / 1024:.0f} KiB an instance, counted {instances.nbytes / 1024:.0f} KiB"
+        said = f"{launches} launches, {kind}: {each}"
+        print(said)
+        record_property("bytes", (launches, grown // MANY, instances.nbytes))
+        assert grown <= MANY * instances.nbytes, said
+        for _ in range(2):
+            instances.free(WARM)
+            instances.make(MANY)
+        assert outside() - before <= max(grown, 0) + PIECE, f"{said}; again {(outside() - before) // MB} MB"
+    finally:
+        instances.free(0)
+
+
+@pytest.mark.parametrize("kind", ["sums", "products", "beside"])
+def test_an_executable_takes_no_more_than_is_counted(driver: Driver, kind: str) -> None:
+    fn, args = launching(kind, 8), [device_tensor(64, 64) / 64, device_tensor(64, 64) / 64]
     order = "dependences" if kind == "beside" else "program"
     first = captured(driver, fn, args, order)
     kept = executables(driver, fn, args, WARM, first, order)
@@ -86,20 +140,16 @@ def test_an_executable_takes_no_more_than_is_counted(
     many = executables(driver, fn, args, MANY, first, order)
     grown = outside() - before
     counted = sum(executable.nbytes for executable in many)
-    each = f"{grown / MANY / 1024:.0f} KiB an executable, counted {counted / MANY / 1024:.0f} KiB"
-    said = f"{launches} launches, {kind}: {each}"
+    said = f"{kind}: {grown / MANY / 1024:.0f} KiB an executable, counted {counted / MANY / 1024:.0f} KiB"
     print(said)
-    record_property("bytes", (launches, grown // MANY, counted // MANY))
     assert grown <= counted, said
-    for executable in many:
-        executable.close()
-    del executable, many
+    while many:
+        many.pop().close()
     again = executables(driver, fn, args, MANY, first, order)
     assert outside() - before <= max(grown, 0) + PIECE, f"{said}; again {(outside() - before) // MB} MB"
-    expected = fn(list(args))
     outputs = again[-1].replay(list(args))
     assert outputs is not None
-    assert same_bits(outputs, list(expected))
+    assert same_bits(outputs, list(fn(list(args))))
     del kept
 
 
