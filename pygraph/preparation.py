@@ -1,10 +1,11 @@
 """``pygraph.prepare``: capture many sizes before real calls come.
 
-    example arguments ─▸ copies of each size, largest first ─┬─ called once: compiles, loads kernels
-                                                             └─ called again: captures
+    example arguments ─▸ copies of each size, largest first ─┬─ the first two or three: compile
+                                                             └─ all: captured, and replayed
 
-Every size is called once before any is captured. By then, Dynamo has compiled the program that serves all of them,
-where the first one has made a program of its own. A size whose program appears later is called until it is captured.
+Dynamo compiles a program of its own for the first size, and for the second one the program that serves all. So sizes
+are called until one compiles nothing, and all are captured then. If any of these compiles after all, as sizes 0 and 1
+do, each is called once more.
 """
 
 from __future__ import annotations
@@ -239,8 +240,11 @@ class _Preparation:
     def run(self) -> Prepared:
         began, before = time.perf_counter(), _memory(self.device)
         for number, planned in enumerate(self.planned):
+            programs = live.regions()
             self._show("compiling", number, planned)
             self._call(planned)
+            if number and programs == live.regions():
+                break
         while is_building():
             self._wait()
         for _ in range(_PASSES):

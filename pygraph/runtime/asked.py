@@ -1,7 +1,7 @@
 """Captures that the user asks for ahead of real calls, by ``pygraph.prepare``, on one thread.
 
-A region captures there at the second call of a size, whatever its ledger says, and tells of each call that it did not
-merely replay.
+A region captures there at the second call of its first size, and at the first call of each further one, whatever its
+ledger says; and it tells of each call that it did not merely replay.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from pygraph.program.program import Program
 from pygraph.program.recording import Origin, is_functional_collective
 from pygraph.program.steps import timeline
 from pygraph.runtime import live
+from pygraph.runtime.asked import is_asked
 from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contest import DEPENDENCES, PATIENCE, PROGRAM, Contest, Decision, kept_path, read
 from pygraph.runtime.contract import Driver, Executable
@@ -224,9 +225,10 @@ class Lives:
             variant.wait(self.subject.clock())
             self._answer(variant, call)
             return None
-        made = self.try_capture(call.args, self.order_of(variant))
+        cold = is_asked() and not variant.ran
+        made = self.try_capture(call.args, self.order_of(variant), cold=cold)
         if isinstance(made, Refusal):
-            self._refuse(variant, made)
+            self._refuse(variant, made, cold=cold)
             self._answer(variant, call)
             return None
         sensitive = made.program.recording.offset_sensitive
@@ -236,21 +238,21 @@ class Lives:
         refusal = verdict.refusal or self._adopt(variant, made, tolerant=verdict.tolerant)
         if refusal is not None:
             made.executable.close()
-            if self._make_eager(refusal):
+            if not cold and self._make_eager(refusal):
                 self._forget()
             else:
-                self._refuse(variant, refusal)
+                self._refuse(variant, refusal, cold=cold)
         self._answer(variant, call)
         return None if refusal is not None else made
 
     @contextlib.contextmanager
     def _charged(self, variant: Variant) -> Iterator[None]:
-        """The ledger pays for the call that captures."""
+        """The ledger pays for the call that captures, unless the user asks for it."""
         self._began = self.subject.clock()
         try:
             yield
         finally:
-            if self._ledger is not None:
+            if self._ledger is not None and not is_asked():
                 self._ledger.captured(variant.account, self.subject.clock() - self._began)
             self._began = None
 
@@ -260,9 +262,11 @@ class Lives:
         """The order in which ``variant`` is captured, as the user, or real calls, have decided so far."""
         return DEPENDENCES if DEPENDENCES in (variant.order, self.subject.options.order) else PROGRAM
 
-    def try_capture(self, args: list[Any], order: str, *, collectives: bool = False) -> Captured | Refusal:
+    def try_capture(
+        self, args: list[Any], order: str, *, collectives: bool = False, cold: bool = False
+    ) -> Captured | Refusal:
         """A capture, in which operators that fail are eager calls, one after the other; with ``collectives``, which are
-        captured too, the first attempt alone counts."""
+        captured too, the first attempt alone counts, and so it does of a ``cold`` size, which never ran."""
         subject, proof = self.subject, None if collectives else self._proof
         with tracing(subject.fn, subject.origins) as bodies:
             try:
@@ -282,7 +286,7 @@ class Lives:
                         )
                     except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                         made = Refusal.of(error)
-                    if collectives or not isinstance(made, Refusal) or not self._make_eager(made):
+                    if collectives or cold or not isinstance(made, Refusal) or not self._make_eager(made):
                         return made
             finally:
                 self.record.python_runs.update(bodies)
@@ -651,9 +655,13 @@ class Lives:
                 variant.wait(self.subject.clock())
             self.journal.evicted(reason, self.sizes(variant))
 
-    def _refuse(self, variant: Variant, refusal: Refusal) -> None:
+    def _refuse(self, variant: Variant, refusal: Refusal, *, cold: bool = False) -> None:
         """Leave a variant uncaptured, for a while or for good. A replay that was wrong, or failures alone, end the
-        whole region's captures. Where memory is short, captures make room that were not used for longer."""
+        whole region's captures. Where memory is short, captures make room that were not used for longer. A ``cold``
+        variant never ran: it may have failed for what its first run loads, and nothing is made of that."""
+        if cold:
+            variant.ran = 1
+            return
         variant.refuse(refusal, self.subject.clock())
         if refusal.reason in MEMORY and live.shed(self.device, variant.seen):
             variant.ran = variant.wanted  # once more, at once

@@ -204,8 +204,8 @@ class Region:
 
     def _is_due(self, variant: Variant) -> bool:
         """True if a variant is to be captured now: its calls are enough, and the ledger consents; or the user asks."""
-        if asked.is_asked():
-            return variant.warm
+        if asked.is_asked():  # its kernels are loaded, or most likely those of another size are its own
+            return variant.capturable and (variant.ran > 0 or self.record.captures > 0)
         if not variant.due(self._clock):
             return False
         return self._ledger is None or self._ledger.consents(variant.account, variant.ran)

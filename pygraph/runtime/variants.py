@@ -219,13 +219,13 @@ class Variant:
         return self.replay is not None and (waits or self.contest is not None)
 
     @property
-    def warm(self) -> bool:
-        """True if it may be captured, and has run uncaptured: what a first call loads is there."""
-        return self.replay is None and not self.off and self.ran > 0
+    def capturable(self) -> bool:
+        """True if it may be captured, and is not."""
+        return self.replay is None and not self.off
 
     def due(self, clock: Callable[[], float]) -> bool:
         """True if it should be captured now."""
-        if self.replay is not None or self.off:
+        if not self.capturable:
             return False
         return self.ran >= self.wanted or (self.again is not None and clock() >= self.again)
 
