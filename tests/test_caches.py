@@ -87,13 +87,18 @@ def run(cache: Path, default: str, *, fork: bool) -> dict[str, Any]:
     return result
 
 
+def told(graph: dict[str, Any]) -> dict[str, Any]:
+    """A report but for what calls have done so far."""
+    return {**graph, "regions": [{**region, "record": None} for region in graph["regions"]]}
+
+
 def test_a_later_process_restores_programs_and_their_reports_without_the_compiler(tmp_path: Path) -> None:
     """And compiles again what calls an operator that it declares otherwise: results are those of this process."""
     first, second = run(tmp_path, "2.0", fork=True), run(tmp_path, "3.0", fork=False)
     assert first["hits"] == [0, 0]
     assert second["hits"] == [1, 2]
-    assert first["replays"] == second["replays"] == 4
-    assert second["graphs"] == first["graphs"]
+    assert (first["replays"], second["replays"]) == (4, 6), "two regions, one call earlier"
+    assert [told(graph) for graph in second["graphs"]] == [told(graph) for graph in first["graphs"]]
     assert "pygraph.ir" in first["imported"]
     assert second["imported"] == []
 

@@ -287,7 +287,9 @@ class Launch:
     geometry: Geometry | None = None
     """Of a device's kernel; None for all that is none."""
     code: Hashable = None
-    """The part of the signature that is the same in each launch of a kernel, at whatever sizes."""
+    """Beside kind and name, all of a kernel that is the same in each launch, at whatever sizes, in any process."""
+    handle: int = 0
+    """That of its code in this process: kernels that are alike in all else are told apart by it."""
 
     @property
     def collective(self) -> bool:

@@ -16,11 +16,8 @@ Ranks that have to replay alike decide together (``JointContest``): on an order,
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 import logging
 import math
-import platform
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -28,14 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from types import FunctionType
 from typing import Any
 
 import torch
 
 from pygraph.cache import kept_under, load_json, store_json, warn_once
 from pygraph.runtime.contract import Driver, Timer
-from pygraph.runtime.identity import machine
+from pygraph.runtime.identity import device_of, program_key
 from pygraph.runtime.tensors import bits
 from pygraph.version import __version__
 
@@ -178,7 +174,7 @@ class Contest:
         clock: Callable[[], float] = perf_counter,
         margin: float = MARGIN,
     ) -> None:
-        self._driver, self._device, self._clock = driver, _device(args), clock
+        self._driver, self._device, self._clock = driver, device_of(args), clock
         self._rounds = _Rounds(path, margin)
         self._under_way: deque[_Turn] = deque()
         self._vain = 0
@@ -324,11 +320,6 @@ class JointContest(Contest):
         return dataclasses.replace(decision, order=DEPENDENCES if won else PROGRAM)
 
 
-def _device(args: Sequence[Any]) -> torch.device | None:
-    devices = (arg.device for arg in args if isinstance(arg, torch.Tensor))
-    return next((device for device in devices if device.type != "cpu"), None)
-
-
 # -- decisions on disk -------------------------------------------------------------------------------------------------
 
 _SCHEMA = 10
@@ -342,29 +333,14 @@ def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, passes: 
     The key has the text of ``fn``'s module, with the source of every kernel. The insides of custom operators are not
     covered: a decision that is wrong for that reason costs time and makes no result wrong.
     """
-    if cache_dir is None or not isinstance(fn, FunctionType) or fn.__closure__:
-        return None
-    source = _source_digest(fn.__code__.co_filename)
-    if source is None:
+    program = None if cache_dir is None else program_key(fn, args)
+    if program is None:
         return None
     call = [
         (*arg.size(), arg.stride(), arg.dtype, arg.device.type) if isinstance(arg, torch.Tensor) else bits(arg)
         for arg in args
     ]
-    versions = __version__, torch.__version__, platform.python_version()
-    key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call, passes
-    return kept_under(cache_dir, "decisions", key)
-
-
-@functools.lru_cache(maxsize=256)
-def _source_digest(path: str) -> str | None:
-    """Of a Python file without comment lines, which hold paths and numbers that count what was compiled before."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return None
-    code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
-    return hashlib.sha256(code.encode()).hexdigest()
+    return kept_under(cache_dir, "decisions", (_SCHEMA, __version__, *program, call, passes))
 
 
 def read(path: Path) -> Decision | None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import platform
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import torch
 
@@ -39,3 +43,31 @@ def _text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def program_key(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[str, ...] | None:
+    """All that a function of Inductor's depends on when it is called with ``args`` but these and PyGraph: its module's
+    text, which has the source of every kernel, versions, and the machine. None if it is in no file, or depends on a
+    closure. The insides of custom operators are not covered."""
+    if not isinstance(fn, FunctionType) or fn.__closure__:
+        return None
+    source = _source_digest(fn.__code__.co_filename)
+    versions = torch.__version__, platform.python_version()
+    return None if source is None else (*versions, machine(device_of(args)), source, fn.__qualname__)
+
+
+def device_of(args: Sequence[Any]) -> torch.device | None:
+    """The first device of ``args`` but the CPU."""
+    devices = (arg.device for arg in args if isinstance(arg, torch.Tensor))
+    return next((device for device in devices if device.type != "cpu"), None)
+
+
+@functools.lru_cache(maxsize=256)
+def _source_digest(path: str) -> str | None:
+    """Of a Python file without comment lines, which hold paths and numbers that count what was compiled before."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    return hashlib.sha256(code.encode()).hexdigest()

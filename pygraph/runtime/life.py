@@ -25,11 +25,12 @@ from typing import Any, TypeAlias
 
 import torch
 
+from pygraph.compat import without_dispatch_modes
 from pygraph.errors import ReplayError
 from pygraph.program.default import longest_path
 from pygraph.program.program import Program
 from pygraph.program.recording import Origin, is_functional_collective
-from pygraph.program.steps import timeline
+from pygraph.program.steps import WORTHWHILE, timeline
 from pygraph.runtime import live
 from pygraph.runtime.asked import is_asked
 from pygraph.runtime.compare import Verdict, compare, verify
@@ -41,11 +42,11 @@ from pygraph.runtime.eager import base_of, is_operator
 from pygraph.runtime.events import Journal, Sizes, counts
 from pygraph.runtime.judge import ODD_REPLAY
 from pygraph.runtime.ledger import TIMED, Ledger
-from pygraph.runtime.proof import Proof
+from pygraph.runtime.proof import Proof, proof_path
 from pygraph.runtime.provenance import Refusal, is_out_of_memory, tracing
 from pygraph.runtime.reasons import CLOSED, MEMORY, OVER_LIMIT, Lasting, reason_of
 from pygraph.runtime.record import RegionOptions, RegionRecord
-from pygraph.runtime.tensors import fingerprint
+from pygraph.runtime.tensors import extent, fingerprint
 from pygraph.runtime.variants import (
     LONGEST_WAIT,
     Call,
@@ -133,6 +134,8 @@ class Lives:
         self._ledger: Ledger | None = record.ledger
         self._eager = dict(eager)
         self._proof = Proof()
+        self._recalls = True
+        """Until something was captured that no earlier process has proven, though it had proven this program."""
         self._failures = 0
         self._odd: tuple[Variant, bytes] | None = None
         """The variant of which the last replay that could be judged was the odd one, and what the call was given."""
@@ -146,8 +149,20 @@ class Lives:
         devices = (arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.device.type != "cpu")
         self.device = next(devices, None) or self.subject.driver.current_device()
         self.parameters = frozenset(i for i, arg in enumerate(args) if isinstance(arg, torch.nn.Parameter))
+        options = self.subject.options
+        self._proof = Proof(proof_path(self.subject.fn, args, options.cache_dir, options.launch_passes.key))
         self.key = ScalarKey(args)
         return self.key
+
+    def is_known(self, variant: Variant, args: Sequence[Any]) -> bool:
+        """True if a call is captured that runs uncaptured first, one earlier than others, since an earlier process has
+        proven its kernels. Its arguments are held until it has run: those that the caller does not keep must be
+        small."""
+        if not (self._recalls and self._proof.kept) or self.subject.options.verify_every or not variant.due_next:
+            return False
+        held = self.subject.facts.get("held", ())
+        lost = (arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in held)
+        return sum(map(extent, lost)) <= WORTHWHILE
 
     def go_on(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """Have the life of ``variant`` answer a call, on the thread that has the capturing turn."""
@@ -191,8 +206,10 @@ class Lives:
         """From the call at which a variant is due to be captured. Whatever comes of it, the call is answered."""
         known = self._known_order(variant, call.args)
         with self._charged(variant):
-            made = self._capture_first(variant, call)
+            again = self._capture_known if variant.due_next else self._capture_first
+            made = again(variant, call)
         if made is None:
+            variant.order = None if known is not None else variant.order  # the next capture finds it again
             return
         if known is not None:
             counts["recalled"] += 1
@@ -244,6 +261,29 @@ class Lives:
                 self._refuse(variant, refusal, cold=cold)
         self._answer(variant, call)
         return None if refusal is not None else made
+
+    def _capture_known(self, variant: Variant, call: Call) -> Captured | None:
+        """Answer a call by an uncaptured run; then capture what an earlier process has proven, and replay from now on.
+        None, as after any uncaptured run, where that cannot be."""
+        args = list(call.args)
+        call.outputs = interruptible(partial(self._run_timed, variant), call.args)
+        self.record.count_uncaptured()
+        variant.ran += 1
+        with without_dispatch_modes():  # they have seen the run
+            made = self.try_capture(args, self.order_of(variant))
+        if isinstance(made, Refusal):
+            return None
+        sensitive = made.program.recording.offset_sensitive
+        if self._proof.covers(made.program):
+            self.sensitive |= sensitive
+            variant.like = sensitive, signature(args, sensitive)
+            if self._adopt(variant, made, tolerant=False) is None:
+                self._proof.add(made.program)
+                self.record.proven += 1
+                return made
+        made.executable.close()
+        self._recalls = False
+        return None
 
     @contextlib.contextmanager
     def _charged(self, variant: Variant) -> Iterator[None]:
@@ -695,6 +735,8 @@ class Lives:
     def retire(self, refusal: Refusal) -> None:
         """Capture nothing any more."""
         before, self.left = self.left, refusal
+        if refusal.reason != CLOSED:
+            self._proof.forget()
         self._forget()
         self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
         if before is None and refusal.reason != CLOSED:
@@ -710,7 +752,7 @@ class Lives:
 
     def _forget(self) -> None:
         """Free everything that was captured; what comes next is captured anew."""
-        self.latest, self._proof = None, Proof()
+        self.latest = None
         self.record.state = State.WARM
         self.table.clear()
         self.record.contests = 0

@@ -12,29 +12,78 @@ what each launch uses.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Hashable, Sequence
+from pathlib import Path
+from typing import Any
 
+from pygraph.cache import kept_under, load_json, store_json, warn_once
 from pygraph.program.dependences import order_of
 from pygraph.program.program import NonPointerWord, Program, Slot
 from pygraph.program.recording import Allocation, AllocationKind, Launch, Recording
+from pygraph.runtime.identity import program_key
 from pygraph.runtime.slots import AddressMap, SlotTable, foreign, sequence
+from pygraph.version import PACKAGE, package_digest
 
-__all__ = ["Proof"]
+__all__ = ["Proof", "proof_path"]
+
+_log = logging.getLogger("pygraph.runtime")
+
+_Addresses = dict[Hashable, set[frozenset[int]]]
+"""By kernel, the words that were addresses in one of its launches: an operand may be missing in some."""
+
+
+def proof_path(fn: Callable[..., Any], args: Sequence[Any], cache_dir: str | None, passes: str) -> Path | None:
+    """The file in ``cache_dir`` for what is proven of ``fn``, whose programs launch passes of the key ``passes`` make;
+    None if nothing is kept. The key has all that a proof depends on, this package's source too."""
+    program = None if cache_dir is None else program_key(fn, args)
+    key = program and (package_digest(PACKAGE), *program, passes)
+    return None if key is None else kept_under(cache_dir, "proofs", key)
 
 
 class Proof:
-    """The kernels that are proven in one region, and how launches of them depended on each other."""
+    """The kernels that are proven in one region, and how launches of them depended on each other.
 
-    def __init__(self) -> None:
-        self._addresses: dict[Hashable, set[frozenset[int]]] = {}
-        """By kernel, the words that were addresses in one of its launches: an operand may be missing in some."""
-        self._structures: set[Hashable] = set()
+    Args:
+        path: the file of this region's, which other processes may write as well; None: nothing is kept
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._addresses: _Addresses = {}
+        self._kept: _Addresses = {}
+        """Those of earlier processes, by kernel as text."""
+        self._structures: set[str] = set()
+        self._load()
+
+    @property
+    def kept(self) -> bool:
+        """True if an earlier process has proven kernels, and this one has not met them yet."""
+        return bool(self._kept) and not self._addresses
 
     def add(self, program: Program) -> None:
         """A replay of ``program`` was judged right."""
+        new = False
         for launch, words in zip(program.recording.launches, _patched(program), strict=True):
-            self._addresses.setdefault(_kernel(launch), set()).add(words)
-        self._structures.add(_structure(program))
+            known = self._addresses.setdefault(_kernel(launch), set())
+            new = new or words not in known
+            known.add(words)
+        structure = _structure(program)
+        new = new or structure not in self._structures
+        self._structures.add(structure)
+        if new:
+            self._store()
+
+    def forget(self) -> None:
+        """Nothing is proven any more, in later processes neither."""
+        self._addresses, self._kept, self._structures = {}, {}, set()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _of(self, launch: Launch) -> Collection[frozenset[int]]:
+        """For a kernel that is proven, the words that were addresses in each of its launches."""
+        return self._addresses.get(_kernel(launch), set()) | self._kept.get(_text(_kernel(launch)), set())
 
     def covers(self, program: Program) -> bool:
         """True if a replay of ``program`` need not be compared: its kernels are proven and depend on each other as they
@@ -43,7 +92,7 @@ class Proof:
         if program.recording.python or not all(map(_is_closed, launches)):
             return False
         pairs = zip(launches, _patched(program), strict=True)
-        known = all(words in self._addresses.get(_kernel(launch), ()) for launch, words in pairs)
+        known = all(words in self._of(launch) for launch, words in pairs)
         return known and _structure(program) in self._structures
 
     def resolve(self, recording: Recording, memory: Sequence[Allocation] = ()) -> SlotTable | None:
@@ -59,8 +108,8 @@ class Proof:
         slots: list[Slot] = []
         non_pointers: list[NonPointerWord] = []
         for launch in recording.launches:
-            proven, found = self._addresses.get(_kernel(launch)), len(slots)
-            if proven is None:
+            proven, found = self._of(launch), len(slots)
+            if not proven:
                 return None
             for position, word in enumerate(launch.words):
                 places = addresses.places(word, launch.index)
@@ -80,10 +129,47 @@ class Proof:
                 return None
         return SlotTable(tuple(slots), (), sequence(recording), tuple(non_pointers))
 
+    # -- on disk -------------------------------------------------------------------------------------------------------
 
-def _kernel(launch: Launch) -> Hashable:
-    """All that is the same in each launch of a kernel."""
-    return launch.kind, launch.name, launch.code, len(launch.words)
+    def _load(self) -> None:
+        """Add what the file has."""
+        found = None if self._path is None else load_json(self._path)
+        if self._path is None or found is None:
+            return
+        try:
+            kept = {str(kernel): {frozenset(map(int, words)) for words in each} for kernel, each in found["kernels"]}
+            structures = set(map(str, found["structures"]))
+        except (KeyError, TypeError, ValueError) as error:
+            warn_once(self._path, f"{type(error).__name__}: {error}")
+            return
+        for kernel, words in kept.items():
+            self._kept.setdefault(kernel, set()).update(words)
+        self._structures |= structures
+
+    def _store(self) -> None:
+        """Write everything, with what another process has written meanwhile: at worst, its latest addition is lost."""
+        if self._path is None:
+            return
+        self._load()
+        every = {kernel: set(words) for kernel, words in self._kept.items()}
+        for key, words in self._addresses.items():
+            every.setdefault(_text(key), set()).update(words)
+        kernels = [(kernel, sorted(map(sorted, words))) for kernel, words in sorted(every.items())]
+        try:
+            store_json(self._path, {"kernels": kernels, "structures": sorted(self._structures)})
+        except (OSError, ValueError) as error:
+            _log.warning("what is proven is not kept across processes: %s", error)
+
+
+def _kernel(launch: Launch) -> tuple[Hashable, ...]:
+    """All that is the same in each launch of a kernel; the last of it in this process alone."""
+    return launch.kind.value, launch.name, launch.code, len(launch.words), launch.handle
+
+
+def _text(kernel: Hashable) -> str:
+    """A kernel in any process."""
+    assert isinstance(kernel, tuple)
+    return repr(kernel[:-1])
 
 
 def _is_closed(launch: Launch) -> bool:
@@ -99,13 +185,15 @@ def _patched(program: Program) -> list[frozenset[int]]:
     return list(map(frozenset, words))
 
 
-def _structure(program: Program) -> Hashable:
-    """What each launch is given, with intermediates numbered as they are met; and which launches wait for which."""
+def _structure(program: Program) -> str:
+    """A hash of what each launch is given, with intermediates numbered as they are met, and of which launches wait for
+    which."""
     given: dict[int, set[tuple[str, int]]] = {}
     met: dict[int, int] = {}
     for slot in program.slots:
         index = met.setdefault(slot.index, len(met)) if slot.kind is AllocationKind.POOL else slot.index
         given.setdefault(slot.launch, set()).add((slot.kind.value, index))
-    operands = tuple((launch, frozenset(keys)) for launch, keys in given.items())
+    operands = [(launch, sorted(keys)) for launch, keys in sorted(given.items())]
     waits = program.recording.phases if program.order is None else program.order.edges
-    return operands, waits, order_of(program.recording, program.slots).edges
+    facts = operands, program.order is None, waits, order_of(program.recording, program.slots).edges
+    return hashlib.sha256(repr(facts).encode()).hexdigest()

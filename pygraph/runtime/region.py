@@ -144,9 +144,10 @@ class Region:
         if isinstance(facts, Refusal):
             return self._refuse(facts, args)
         variant = lives.table.find(key, facts)
-        if not watched and self._is_due(variant) and self._is_ready():
+        known = lives.is_known(variant, args)  # the mode sees the run that comes first
+        if (known or not watched) and self._is_due(variant, known) and self._is_ready():
             with capturing_turn() as mine:
-                if mine and self._is_due(variant):
+                if mine and self._is_due(variant, known):
                     asked.note(variant)
                     return lives.go_on(variant, args)
         return self._count(variant, args)
@@ -202,11 +203,12 @@ class Region:
         """True if a variant is neither captured, nor to be captured now, but maybe later."""
         return variant.replay is None and not variant.off and not self._is_due(variant)
 
-    def _is_due(self, variant: Variant) -> bool:
-        """True if a variant is to be captured now: its calls are enough, and the ledger consents; or the user asks."""
+    def _is_due(self, variant: Variant, known: bool = False) -> bool:
+        """True if a variant is to be captured now: its calls are enough (one less, where it is ``known``), and the
+        ledger consents; or the user asks."""
         if asked.is_asked():  # its kernels are loaded, or most likely those of another size are its own
-            return variant.capturable and (variant.ran > 0 or self.record.captures > 0)
-        if not variant.due(self._clock):
+            return variant.capturable and (known or variant.ran > 0 or self.record.captures > 0)
+        if not variant.due(self._clock) and not (known and variant.due_next):
             return False
         return self._ledger is None or self._ledger.consents(variant.account, variant.ran)
 

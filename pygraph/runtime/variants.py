@@ -229,6 +229,11 @@ class Variant:
             return False
         return self.ran >= self.wanted or (self.again is not None and clock() >= self.again)
 
+    @property
+    def due_next(self) -> bool:
+        """True if one more uncaptured run makes it due."""
+        return self.capturable and self.ran == self.wanted - 1
+
     def fits(self, args: Sequence[Any]) -> bool:
         """True if a call is one that it was captured for."""
         sensitive, captured = self.like

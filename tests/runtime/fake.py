@@ -6,6 +6,7 @@ Tests script it: what a capture says or raises, what a replay computes, when it 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock
 from typing import Any
@@ -26,6 +27,8 @@ from tests.runtime.captures import Capture
 __all__ = ["BYTES", "EvenDriver", "FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
+
+_codes = itertools.count()
 
 BYTES = 1000
 """What each executable takes."""
@@ -111,7 +114,7 @@ class FakeDriver(HostDriver):
         for call in self.python:
             ran(call.name)
             facts.update(call=call.name, origin=Origin(call.nodes, ("toy.py:1",)))
-        code = self.code or self.captures
+        code = self.code or next(_codes)
         capture.launch(*words, pool, name="toy", uses=uses, code=code, **facts)
         for _ in range(self.nondeterministic or 0):
             capture.fresh(0)

@@ -532,7 +532,7 @@ def test_what_was_decided_on_an_order_is_kept(tmp_path: Path) -> None:
     call(again, 20)
     assert world.ran == ["uncaptured", "dependences", "uncaptured", *["dependences"] * 18], "captured so at once"
     assert [each.path is not None for each in again.record.orders] == [True]
-    assert [executable.closed for executable in driver.executables] == [False]
+    assert sum(not executable.closed for executable in driver.executables) == 1
 
 
 @pytest.mark.parametrize("room", [1, 2])
@@ -1133,7 +1133,7 @@ def test_captured_collectives_that_are_wrong_in_another_order_keep_theirs(monkey
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.json"))
+    return sorted(folder.rglob("decisions/*.json"))
 
 
 def decide(cache_dir: Path, fn: Any = uncaptured, size: int = 2, *rest: int) -> list[Decision]:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from pygraph import cache
+from pygraph.errors import CaptureError, ReplayError
 from pygraph.program.default import DEFAULT_PASSES, as_captured
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Allocation, AllocationKind, PythonCall
+from pygraph.program.steps import WORTHWHILE
 from pygraph.runtime.proof import Proof
+from pygraph.runtime.region import Region
 from pygraph.runtime.slots import SlotTable, discover
 from tests.runtime.captures import Capture, reads, writes
-from tests.runtime.fake import make
+from tests.runtime.fake import FakeDriver, Function, double, make
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
 HERE, ELSEWHERE, WEIGHTS = 0x7F00_0000_0000, 0x6600_0000_0000, 0x5500_0000_0000
@@ -209,3 +218,140 @@ def test_a_third_size_that_is_captured_wrongly_is_never_taken_for_proven(edit: C
         assert torch.equal(region([torch.ones(8), 4])[0], torch.full((8,), 6.0))
     assert (region.record.captures, region.record.proven) == (2, 1)
     assert region.record.refusals
+
+
+# -- what a later process does with it ---------------------------------------------------------------------------------
+
+
+def process(folder: Path, code: str = "toy", *, fn: Function = double, **options: Any) -> tuple[Region, FakeDriver]:
+    """A region as a new process has it, which knows but what is in ``folder``."""
+    region, driver = make(fn, cache_dir=str(folder), **options)
+    driver.code = code
+    return region, driver
+
+
+def calls(region: Region, *sizes: int) -> None:
+    for size in sizes:
+        assert torch.equal(region([torch.ones(size), 4])[0], torch.full((size,), 6.0))
+
+
+def test_a_later_process_captures_once_at_its_first_call_and_replays_the_second(tmp_path: Path) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    region, driver = process(tmp_path)
+    calls(region, 4)
+    assert (region.record.captures, region.record.proven, region.record.uncaptured) == (1, 1, 1)
+    assert driver.captures == 1
+    calls(region, 4, 6, 6)
+    assert (region.record.replays, region.record.uncaptured) == (2, 2)
+    assert [executable.replays for executable in driver.executables] == [1, 1]
+
+
+def test_a_later_process_with_other_kernels_compares(tmp_path: Path) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    region, _ = process(tmp_path, "compiled otherwise")
+    calls(region, 4)
+    assert (region.record.captures, region.record.uncaptured) == (0, 1)
+    calls(region, 4, 4)
+    assert (region.record.captures, region.record.proven, region.record.replays) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"kernels": [["x", [["y"]]]], "structures": []}', b'{"kernels": 1}'])
+def test_a_file_that_says_nothing_proves_nothing(tmp_path: Path, content: bytes) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    (file,) = (tmp_path / "proofs").iterdir()
+    cache.store(file, content)
+    region, _ = process(tmp_path)
+    calls(region, 4, 4, 4)
+    assert (region.record.captures, region.record.proven, region.record.replays) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("options", [{"verify_every": 1}, {"verify_every": 7}, {"capture_after": 3}])
+def test_options_hold_for_what_is_known(tmp_path: Path, options: dict[str, int]) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    region, _ = process(tmp_path, **options)
+    calls(region, 4)
+    assert region.record.captures == 0
+    calls(region, 4, 4)
+    assert region.record.captures == 1
+    assert region.record.proven == (0 if "verify_every" in options else 1)
+
+
+def test_large_arguments_that_the_caller_gives_away_are_not_held_for_it(tmp_path: Path) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    region, _ = process(tmp_path)
+    large = WORTHWHILE // 4 + 1
+    calls(region, large)
+    assert region.record.captures == 0
+    calls(region, large)
+    assert (region.record.captures, region.record.proven) == (1, 1)
+
+
+def test_a_wrong_replay_takes_back_what_was_proven_for_later_processes(tmp_path: Path) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    region, driver = process(tmp_path, verify_every=1)
+    calls(region, 4, 4)
+    driver.kernel = lambda args: [args[0] * 3]
+    with pytest.raises(ReplayError):
+        calls(region, 4)
+    assert not list((tmp_path / "proofs").iterdir())
+    later, _ = process(tmp_path)
+    calls(later, 4, 4)
+    assert (later.record.captures, later.record.proven) == (1, 0)
+
+
+def test_a_region_that_is_closed_takes_nothing_back(tmp_path: Path) -> None:
+    region, _ = process(tmp_path)
+    calls(region, 4, 4)
+    region.close()
+    later, _ = process(tmp_path)
+    calls(later, 4)
+    assert later.record.proven == 1
+
+
+def test_a_capture_of_what_is_known_that_fails_is_made_again_as_ever(tmp_path: Path) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    region, driver = process(tmp_path)
+    driver.refuses = CaptureError("driver-error", "busy")
+    calls(region, 4)
+    assert (region.record.captures, region.record.refusals) == (0, {})
+    driver.refuses = None
+    calls(region, 4)
+    assert (region.record.captures, region.record.proven) == (1, 1)
+
+
+def test_what_watches_operators_sees_the_run_and_not_the_capture(tmp_path: Path) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    region, _ = process(tmp_path)
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(4)
+    with Watch():
+        (result,) = region([x, 4])
+    assert torch.equal(result, torch.full((4,), 6.0))
+    assert region.record.captures == 1
+    assert seen.count("aten.mul.Tensor") == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=40))
+def test_processes_that_share_a_folder_never_use_a_kernel_that_nobody_compared(steps: list[tuple[int, int]]) -> None:
+    """Two have the same kernels, one has others. A process may end at any time: it is begun anew with size 4."""
+    with TemporaryDirectory() as folder:
+        codes = ("toy", "toy", "other")
+        regions = [process(Path(folder), code) for code in codes]
+        compared: set[str] = set()
+        for index, size in steps:
+            if size == 4:
+                regions[index] = process(Path(folder), codes[index])
+            region, driver = regions[index]
+            before = region.record.captures, region.record.proven
+            calls(region, size)
+            if (captures := region.record.captures - before[0]) > region.record.proven - before[1]:
+                compared.add(codes[index])
+            assert not captures or codes[index] in compared
+            assert driver.captures <= 2 * region.record.captures + 2

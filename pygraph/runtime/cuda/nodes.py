@@ -97,8 +97,8 @@ class KernelNode(Node):
             (int(params.blockDimX), int(params.blockDimY), int(params.blockDimZ)),
             int(params.sharedMemBytes),
         )
-        code = identity, layout
-        launch = Launch(index, LaunchKind.KERNEL, name, words, code, geometry=geometry, code=(*code, geometry.block))
+        facts: dict[str, Any] = {"geometry": geometry, "code": (layout, geometry.block), "handle": identity}
+        launch = Launch(index, LaunchKind.KERNEL, name, words, (identity, layout), **facts)
         return cls(int(handle), blob, layout, places), launch
 
     def native(self, module: Any, handle: int, segment: int) -> Any:

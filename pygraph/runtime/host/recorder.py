@@ -210,8 +210,8 @@ class Recorder:
         tensors = (operand.tensor for operand in operands)
         layouts = tuple(None if t is None else (tuple(t.size()), tuple(t.stride()), str(t.dtype)) for t in tensors)
         signature = (kernel.file, parameters, layouts)
-        nondeterministic = kernel.nondeterministic
-        self.launch(kernel, kernel.name, signature, operands, nondeterministic=nondeterministic, code=signature[:2])
+        nondeterministic, code = kernel.nondeterministic, (kernel.file, tuple(each.name for each in parameters))
+        self.launch(kernel, kernel.name, signature, operands, nondeterministic=nondeterministic, code=code)
 
     def word(self, tensor: torch.Tensor) -> int:
         """The address that a launch holds for ``tensor``: 0 for no elements, as ``data_ptr()`` has it."""
