@@ -206,7 +206,7 @@ class Lives:
         """From the call at which a variant is due to be captured. Whatever comes of it, the call is answered."""
         known = self._known_order(variant, call.args)
         with self._charged(variant):
-            again = self._capture_known if variant.due_next else self._capture_first
+            again = self._capture_known if self.is_known(variant, call.args) else self._capture_first
             made = again(variant, call)
         if made is None:
             variant.order = None if known is not None else variant.order  # the next capture finds it again
