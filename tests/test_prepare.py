@@ -15,6 +15,7 @@ import pygraph
 from pygraph import compat
 from pygraph.errors import CaptureError, OptionError
 from pygraph.runtime.asked import asking
+from tests import forked
 from tests.runtime.fake import make
 from tests.small import compiled, replays
 
@@ -440,6 +441,22 @@ def test_a_preparation_in_the_background_is_cancelled_between_calls() -> None:
         if thread.name == "pygraph-prepare":
             thread.join(60)
     assert sizes == [4]
+
+
+ENDS = """
+import time
+import torch
+import pygraph
+
+future = pygraph.prepare(lambda x: time.sleep(0.1), {(0, 0): range(1, 3000)}, args=(torch.ones(1),), background=True)
+time.sleep(0.3)
+print(future.done())
+"""
+
+
+def test_a_process_that_ends_ends_what_is_prepared_in_the_background() -> None:
+    done = forked.run(ENDS, seconds=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
 @pytest.mark.parametrize("number", range(1, 8))

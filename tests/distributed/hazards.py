@@ -13,6 +13,7 @@ import torch
 from torch import distributed
 from torch.distributed import _functional_collectives as functional
 
+import pygraph
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region
 from tests.distributed.checks import CALLS, captured, check, compiled, fork, group, regions, same, sent, tensor
@@ -98,6 +99,21 @@ def one_rank_evicts(rank: Rank) -> None:
         same(ours, fn, [tensor(rank, call, (2, 4, 4, 6)[call * (1 + rank.number) % 4])])
     _, record = regions()
     assert record.captures > 3 if rank.number == 0 else record.captures <= 3, record.captures
+
+
+@check
+def one_rank_cannot_capture_what_is_prepared(rank: Rank) -> None:
+    """It tries again, and calls as often as the other all the same."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(functional.all_reduce(hazard(torch.relu(x * 2 - 3)), "sum", group()) - 1)
+
+    ours = compiled(fn, dynamic=True)
+    failing.update(["hazard"] * rank.number)
+    prepared = pygraph.prepare(ours, {(0, 0): [4, 6, 8]}, args=(tensor(rank, 0),))
+    failing.clear()
+    assert len(prepared.captured) == (0 if rank.number else 3), prepared
+    same(ours, fn, [tensor(rank, 1, 6)])
 
 
 @check

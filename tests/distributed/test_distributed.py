@@ -33,6 +33,7 @@ OFTEN = {
     "a_group_that_ends_takes_its_captures_along",
     # ranks that decide otherwise; the random programs have the other ways
     "captures_at_different_calls",
+    "one_rank_cannot_capture_what_is_prepared",
     "one_rank_fails_to_capture",
     "one_rank_raises_in_the_middle",
     "memory_is_not_initialised",
