@@ -26,7 +26,7 @@ def test_what_a_capture_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = calls.get("captured", 0) + calls.get("captured twice", 0)
     assert (calls["uncaptured"], captured, calls["replayed"]) == (2 * 4 - 1, 4, 2 * 4 + 1)
     for row in (medians[kind] for kind in ("captured", "captured twice") if kind in medians):
-        assert 0 < row["capture_us"] + row["instantiate_us"] + row["comparison_us"] < 4 * row["wall_us"]
+        assert 0 < row["capture_us"] + row["instantiate_us"] + row.get("comparison_us", 0) < 4 * row["wall_us"]
     assert len(pygraph.reports()) == 1
 
 
@@ -39,7 +39,7 @@ def test_a_later_process_restores_everything_and_replays() -> None:
 def test_a_program_of_one_size_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sizes.PROGRAMS, "few calls", lambda: sizes.sizes(1, 3))
     row = sizes.row("few calls", "cpu")
-    assert (row["captures"], row["replays"], row["uncaptured"]) == (1, 3 * sizes.LAYERS - 2, 2)
+    assert (row["captures"], row["replays"], row["uncaptured"]) == (1, 3 * sizes.LAYERS - 1, 1)
 
 
 def test_how_long_a_whole_step_compiles() -> None:
