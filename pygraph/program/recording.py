@@ -288,8 +288,6 @@ class Launch:
     """Of a device's kernel; None for all that is none."""
     code: Hashable = None
     """Beside kind and name, all of a kernel that is the same in each launch, at whatever sizes, in any process."""
-    handle: int = 0
-    """That of its code in this process: kernels that are alike in all else are told apart by it."""
 
     @property
     def collective(self) -> bool:

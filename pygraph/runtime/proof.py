@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,12 @@ __all__ = ["Proof", "proof_path"]
 
 _log = logging.getLogger("pygraph.runtime")
 
-_Addresses = dict[Hashable, set[frozenset[int]]]
+_Addresses = dict[str, set[frozenset[int]]]
 """By kernel, the words that were addresses in one of its launches: an operand may be missing in some."""
+
+_NEAR = 1 << 24
+"""Bytes (16 MiB) around the memory of a capture, in which a kernel of which nothing is proven may have an address that
+lies outside of its tensor."""
 
 
 def proof_path(fn: Callable[..., Any], args: Sequence[Any], cache_dir: str | None, passes: str) -> Path | None:
@@ -52,19 +56,19 @@ class Proof:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._addresses: _Addresses = {}
-        self._kept: _Addresses = {}
-        """Those of earlier processes, by kernel as text."""
+        self._met = False
+        """True once this process has proven something itself."""
         self._structures: set[str] = set()
         self._load()
 
     @property
     def kept(self) -> bool:
         """True if an earlier process has proven kernels, and this one has not met them yet."""
-        return bool(self._kept) and not self._addresses
+        return bool(self._addresses) and not self._met
 
     def add(self, program: Program) -> None:
         """A replay of ``program`` was judged right."""
-        new = False
+        new, self._met = False, True
         for launch, words in zip(program.recording.launches, _patched(program), strict=True):
             known = self._addresses.setdefault(_kernel(launch), set())
             new = new or words not in known
@@ -77,13 +81,9 @@ class Proof:
 
     def forget(self) -> None:
         """Nothing is proven any more, in later processes neither."""
-        self._addresses, self._kept, self._structures = {}, {}, set()
+        self._addresses, self._structures = {}, set()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-    def _of(self, launch: Launch) -> Collection[frozenset[int]]:
-        """For a kernel that is proven, the words that were addresses in each of its launches."""
-        return self._addresses.get(_kernel(launch), set()) | self._kept.get(_text(_kernel(launch)), set())
 
     def covers(self, program: Program) -> bool:
         """True if a replay of ``program`` need not be compared: its kernels are proven and depend on each other as they
@@ -92,25 +92,28 @@ class Proof:
         if program.recording.python or not all(map(_is_closed, launches)):
             return False
         pairs = zip(launches, _patched(program), strict=True)
-        known = all(words in self._of(launch) for launch, words in pairs)
+        known = all(words in self._addresses.get(_kernel(launch), ()) for launch, words in pairs)
         return known and _structure(program) in self._structures
 
     def resolve(self, recording: Recording, memory: Sequence[Allocation] = ()) -> SlotTable | None:
-        """The slots of a single capture of proven kernels.
+        """The slots of a single capture. Each word that lies in memory of the capture is one.
 
-        None, so that it is captured once more, where a kernel is new, or its addresses are not the words that they were
-        before; where a word points to no single place; and where any other word could be an address of this capture's,
-        or of the ``memory`` of somebody else. Words that lie elsewhere are inert as in ``discover``.
+        None, so that it is captured once more, where nothing is proven yet, where a word points to no single place, or
+        may be an address of the ``memory`` of somebody else. A launch whose addresses are not those of a proven kernel
+        has to be one of ATen's, which points to nothing but what its call can use; none of its other words may lie
+        anywhere near the capture's memory, as that of a kernel does that begins before its tensor. Words that lie
+        elsewhere are inert as in ``discover``.
         """
         addresses, others = AddressMap(recording.allocations), AddressMap(memory)
-        if addresses.overlap is not None:
+        if addresses.overlap is not None or not self._addresses:
             return None
+        low = min((each.address for each in addresses.moving), default=0) - _NEAR
+        high = max((each.address + each.nbytes for each in addresses.moving), default=0) + _NEAR
         slots: list[Slot] = []
         non_pointers: list[NonPointerWord] = []
         for launch in recording.launches:
-            proven, found = self._of(launch), len(slots)
-            if not proven:
-                return None
+            proven: set[frozenset[int]] = self._addresses.get(_kernel(launch), set())
+            found, numbers = len(slots), []
             for position, word in enumerate(launch.words):
                 places = addresses.places(word, launch.index)
                 if places:
@@ -118,6 +121,7 @@ class Proof:
                         return None
                     slots.append(Slot(launch.index, position, *places[0].key, places[0].offset))
                     continue
+                numbers.append(word)
                 inert = foreign(launch, position)
                 if isinstance(inert, NonPointerWord):
                     non_pointers.append(inert)
@@ -125,7 +129,12 @@ class Proof:
                     return None
             words = frozenset(slot.word for slot in slots[found:])
             missing = frozenset().union(*proven) - words  # null, or an address of what nobody knows
-            if words not in proven or any(launch.words[position] for position in missing):
+            if words in proven and not any(launch.words[position] for position in missing):
+                continue
+            reach = launch.may_access
+            if reach is None or any(slot.key not in reach for slot in slots[found:]):
+                return None
+            if any(low <= word < high for word in numbers):
                 return None
         return SlotTable(tuple(slots), (), sequence(recording), tuple(non_pointers))
 
@@ -143,7 +152,7 @@ class Proof:
             warn_once(self._path, f"{type(error).__name__}: {error}")
             return
         for kernel, words in kept.items():
-            self._kept.setdefault(kernel, set()).update(words)
+            self._addresses.setdefault(kernel, set()).update(words)
         self._structures |= structures
 
     def _store(self) -> None:
@@ -151,25 +160,16 @@ class Proof:
         if self._path is None:
             return
         self._load()
-        every = {kernel: set(words) for kernel, words in self._kept.items()}
-        for key, words in self._addresses.items():
-            every.setdefault(_text(key), set()).update(words)
-        kernels = [(kernel, sorted(map(sorted, words))) for kernel, words in sorted(every.items())]
+        kernels = [(kernel, sorted(map(sorted, words))) for kernel, words in sorted(self._addresses.items())]
         try:
             store_json(self._path, {"kernels": kernels, "structures": sorted(self._structures)})
         except (OSError, ValueError) as error:
             _log.warning("what is proven is not kept across processes: %s", error)
 
 
-def _kernel(launch: Launch) -> tuple[Hashable, ...]:
-    """All that is the same in each launch of a kernel; the last of it in this process alone."""
-    return launch.kind.value, launch.name, launch.code, len(launch.words), launch.handle
-
-
-def _text(kernel: Hashable) -> str:
-    """A kernel in any process."""
-    assert isinstance(kernel, tuple)
-    return repr(kernel[:-1])
+def _kernel(launch: Launch) -> str:
+    """All that is the same in each launch of a kernel, in any process."""
+    return repr((launch.kind.value, launch.name, launch.code, len(launch.words)))
 
 
 def _is_closed(launch: Launch) -> bool:

@@ -76,6 +76,30 @@ def test_slots_are_found_again_at_another_size(again: Capture, resolved: bool) -
     assert proof.resolve(again.recording()) is None
 
 
+@pytest.mark.parametrize(
+    ("numbers", "reach", "resolved"),
+    [
+        ((5, 0, 1 << 40), {(INPUT, 0), (POOL, 0)}, True),
+        ((5, HERE - (1 << 20)), {(INPUT, 0), (POOL, 0)}, False),
+        ((5, HERE + (1 << 20)), {(INPUT, 0), (POOL, 0)}, False),
+        ((5,), {(INPUT, 0)}, False),
+        ((5,), None, False),
+    ],
+)
+def test_a_new_kernel_of_a_known_operator_is_captured_once_and_compared(
+    numbers: tuple[int, ...], reach: set[tuple[AllocationKind, int]] | None, resolved: bool
+) -> None:
+    """Not where a word lies near the capture's memory, nor where it points to what its call cannot use."""
+    proof = proof_of(lambda base: sized(base, 8))
+    again = sized(HERE, 32, *numbers, name="other", may_access=None if reach is None else frozenset(reach)).recording()
+    found = proof.resolve(again)
+    assert (found is not None) == resolved
+    if found is not None:
+        assert found.slots == (Slot(0, 0, INPUT, 0, 128), Slot(0, 1, POOL, 0, 0))
+        assert not proof.covers(as_captured(again, found.slots))
+    assert Proof().resolve(again) is None
+
+
 def test_an_operand_may_be_missing_where_it_was_missing_before() -> None:
     """A null pointer proves nothing of an address that is not found in the same place."""
 

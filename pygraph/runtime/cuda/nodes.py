@@ -30,6 +30,9 @@ _BUFFER_POINTER = 1
 _BUFFER_SIZE = 2
 """Keys of a packed ``extra`` list: CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE."""
 
+_CODE = ("NUM_REGS", "SHARED_SIZE_BYTES", "CONST_SIZE_BYTES", "LOCAL_SIZE_BYTES", "PTX_VERSION", "BINARY_VERSION")
+"""Attributes of a function, ``CU_FUNC_ATTRIBUTE_…``, that follow from its code."""
+
 _PIECE = 4
 """Bytes of the largest piece that cannot be an address."""
 
@@ -39,10 +42,11 @@ class Reader:
 
     def __init__(self, driver: ModuleType) -> None:
         self.driver = driver
-        self._functions: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
+        self._functions: dict[int, tuple[str, tuple[tuple[int, int], ...], tuple[int, ...]]] = {}
 
-    def function(self, params: Any) -> tuple[int, str, tuple[tuple[int, int], ...]]:
-        """The identity of a kernel node's function, its name, and the (offset, size) of its parameters in bytes."""
+    def function(self, params: Any) -> tuple[int, str, tuple[tuple[int, int], ...], tuple[int, ...]]:
+        """The identity of a kernel node's function, its name, the (offset, size) of its parameters in bytes, and
+        what the driver says of its code: a library that compiles at run time may load one kernel many times."""
         function = params.func
         if not int(function):
             function = call(self.driver.cuKernelGetFunction, params.kern)
@@ -51,7 +55,10 @@ class Reader:
             layout: list[tuple[int, int]] = []
             while succeeded(result := self.driver.cuFuncGetParamInfo(function, len(layout))):
                 layout.append((int(result[1]), int(result[2])))
-            self._functions[identity] = (call(self.driver.cuFuncGetName, function).decode(), tuple(layout))
+            attributes = self.driver.CUfunction_attribute
+            wanted = (getattr(attributes, f"CU_FUNC_ATTRIBUTE_{name}") for name in _CODE)
+            code = tuple(int(call(self.driver.cuFuncGetAttribute, each, function)) for each in wanted)
+            self._functions[identity] = (call(self.driver.cuFuncGetName, function).decode(), tuple(layout), code)
         return (identity, *self._functions[identity])
 
 
@@ -89,7 +96,7 @@ class KernelNode(Node):
     @classmethod
     def read(cls, reader: Reader, index: int, handle: Any) -> tuple[KernelNode, Launch]:
         params = call(reader.driver.cuGraphKernelNodeGetParams, handle)
-        identity, name, layout = reader.function(params)
+        identity, name, layout, code = reader.function(params)
         blob, places = _parameters(params, layout, name), _split(layout)
         words = tuple(int.from_bytes(blob[place : place + size], "little") for place, size in places)
         geometry = Geometry(
@@ -97,7 +104,7 @@ class KernelNode(Node):
             (int(params.blockDimX), int(params.blockDimY), int(params.blockDimZ)),
             int(params.sharedMemBytes),
         )
-        facts: dict[str, Any] = {"geometry": geometry, "code": (layout, geometry.block), "handle": identity}
+        facts: dict[str, Any] = {"geometry": geometry, "code": (layout, geometry.block, code)}
         launch = Launch(index, LaunchKind.KERNEL, name, words, (identity, layout), **facts)
         return cls(int(handle), blob, layout, places), launch
 

@@ -11,7 +11,7 @@ from cuda.bindings.driver import CUgraphNodeType, CUmemorytype
 
 from pygraph.errors import CaptureError
 from pygraph.program.recording import Geometry, Launch, LaunchKind
-from pygraph.runtime.cuda.nodes import CopyNode, EventNode, FillNode, KernelNode, Node, read_nodes
+from pygraph.runtime.cuda.nodes import _CODE, CopyNode, EventNode, FillNode, KernelNode, Node, read_nodes
 from tests.runtime.captures import reads, writes
 
 A, B = 0x7F00_0000_1000, 0x7F00_0000_2000
@@ -93,6 +93,11 @@ class Driver:
     def cuFuncGetName(self, function: int) -> tuple[Any, ...]:
         return (0, f"kernel_{function}".encode())
 
+    CUfunction_attribute = SimpleNamespace(**{f"CU_FUNC_ATTRIBUTE_{name}": name for name in _CODE})
+
+    def cuFuncGetAttribute(self, attribute: str, function: int) -> tuple[Any, ...]:
+        return (0, len(attribute) + function)
+
     def cuFuncGetParamInfo(self, function: int, index: int) -> tuple[Any, ...]:
         layout = self._layouts[function]
         return (0, *layout[index]) if index < len(layout) else (1,)
@@ -122,6 +127,7 @@ def test_a_kernel_reads_the_same_however_it_holds_its_parameters(packed: tuple[i
     assert launch.kind is LaunchKind.KERNEL
     assert launch.name == "kernel_7"
     assert launch.signature == (7, tuple(LAYOUT[7]))
+    assert launch.code == (tuple(LAYOUT[7]), (1, 1, 1), tuple(len(name) + 7 for name in _CODE))
     assert launch.geometry == Geometry((1, 1, 1), (1, 1, 1), 0)
 
 
