@@ -35,7 +35,7 @@ from pygraph.runtime import live
 from pygraph.runtime.asked import is_asked
 from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contest import DEPENDENCES, PATIENCE, PROGRAM, Contest, Decision, kept_path, read
-from pygraph.runtime.contract import Driver, Executable
+from pygraph.runtime.contract import Driver, Executable, uses
 from pygraph.runtime.critical import interruptible
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
@@ -158,7 +158,7 @@ class Lives:
         """True if a call is captured that runs uncaptured first, one earlier than others, since an earlier process has
         proven its kernels. Its arguments are held until it has run: those that the caller does not keep must be
         small."""
-        if not (self._recalls and self._proof.kept) or self.subject.options.verify_every or not variant.due_next:
+        if not (self._recalls and self._proof.kept) or self._compares or not variant.due_next:
             return False
         held = self.subject.facts.get("held", ())
         lost = (arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in held)
@@ -266,9 +266,7 @@ class Lives:
         """Answer a call by an uncaptured run; then capture what an earlier process has proven, and replay from now on.
         None, as after any uncaptured run, where that cannot be."""
         args = list(call.args)
-        call.outputs = interruptible(partial(self._run_timed, variant), call.args)
-        self.record.count_uncaptured()
-        variant.ran += 1
+        call.outputs = interruptible(partial(self.count, variant), call.args)
         with without_dispatch_modes():  # they have seen the run
             made = self.try_capture(args, self.order_of(variant))
         if isinstance(made, Refusal):
@@ -369,14 +367,19 @@ class Lives:
 
     def _judge(self, variant: Variant, made: Captured, call: Call) -> Verdict:
         """Compare a capture, which answers ``call``; one of proven kernels is right, and answers nothing."""
-        proof, compared = self._proof, self.subject.options.verify_every or self._odd is not None
-        if not compared and proof.covers(made.program):
+        proof = self._proof
+        if not self._compares and proof.covers(made.program):
             self.record.proven += 1
             return Verdict((), None)
         verdict = self.compare(variant, made, call)
         if verdict.refusal is None:
             proof.add(made.program)
         return verdict
+
+    @property
+    def _compares(self) -> bool:
+        """True if captures are compared though their kernels are proven."""
+        return bool(self.subject.options.verify_every) or self._odd is not None
 
     def _answer(self, variant: Variant, call: Call) -> None:
         """Answer a call that captures, unless that is done."""
@@ -385,9 +388,10 @@ class Lives:
 
     def _replayed(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """Replay a call if that can be, else run it uncaptured."""
-        if variant.replay is not None:
+        replay = variant.replay  # which another thread may free meanwhile
+        if replay is not None:
             try:
-                outputs = variant.replay(args)
+                outputs = replay(args)
             except BaseException as error:
                 self.raised(args, error)
                 raise
@@ -402,6 +406,16 @@ class Lives:
         outputs = self.subject.run(args)
         if self._ledger is not None:
             self._ledger.ran(variant.account, self.subject.clock() - began)
+        return outputs
+
+    def count(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
+        """Run a call of ``variant`` uncaptured: one of those that make it due to be captured."""
+        began = self.subject.clock()
+        outputs = self.uncaptured(args)
+        if self._ledger is not None:
+            self._ledger.ran(variant.account, self.subject.clock() - began)
+        variant.ran += 1
+        variant.seen = uses.value
         return outputs
 
     def uncaptured(self, args: list[Any]) -> Sequence[Any]:
@@ -735,9 +749,9 @@ class Lives:
     def retire(self, refusal: Refusal) -> None:
         """Capture nothing any more."""
         before, self.left = self.left, refusal
+        self._forget()
         if refusal.reason != CLOSED:
             self._proof.forget()
-        self._forget()
         self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
         if before is None and refusal.reason != CLOSED:
             self.journal.left(refusal, duration_us=self._duration_us)

@@ -82,8 +82,11 @@ class Proof:
     def forget(self) -> None:
         """Nothing is proven any more, in later processes neither."""
         self._addresses, self._structures = {}, set()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        try:
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("what was proven wrongly stays on disk, for later processes: remove it: %s", error)
 
     def covers(self, program: Program) -> bool:
         """True if a replay of ``program`` need not be compared: its kernels are proven and depend on each other as they

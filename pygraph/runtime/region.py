@@ -24,7 +24,7 @@ from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.program.program import Program
 from pygraph.program.recording import Origin
 from pygraph.runtime import asked, live
-from pygraph.runtime.contract import Driver, uses
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.eager import base_of
 from pygraph.runtime.ledger import Ledger
@@ -180,13 +180,7 @@ class Region:
         """Run a call of ``variant`` uncaptured. Such calls come in a row: the next is not tried on the last replay."""
         self._lives.latest = None
         asked.note(variant)
-        began = self._clock()
-        outputs = self._lives.uncaptured(args)
-        if self._ledger is not None:
-            self._ledger.ran(variant.account, self._clock() - began)
-        variant.ran += 1
-        variant.seen = uses.value
-        return outputs
+        return self._lives.count(variant, args)
 
     def _refuse(self, refusal: Refusal, args: list[Any]) -> Sequence[Any]:
         """Run a call uncaptured that has no signature."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,9 +23,11 @@ from pygraph.program.default import DEFAULT_PASSES, as_captured
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Allocation, AllocationKind, PythonCall
 from pygraph.program.steps import WORTHWHILE
+from pygraph.runtime.life import Lives
 from pygraph.runtime.proof import Proof
 from pygraph.runtime.region import Region
 from pygraph.runtime.slots import SlotTable, discover
+from pygraph.runtime.variants import State, Variant
 from tests.runtime.captures import Capture, reads, writes
 from tests.runtime.fake import FakeDriver, Function, double, make
 
@@ -206,6 +211,29 @@ def test_a_proven_capture_that_declines_leaves_the_call_to_an_uncaptured_run() -
     assert (region.record.proven, region.record.replays) == (1, 0)
 
 
+def test_a_capture_that_another_thread_frees_before_its_first_replay_leaves_the_call_to_an_uncaptured_run() -> None:
+    region, driver = make()
+    driver.code = "toy"
+    lines, first = inspect.getsourcelines(Lives._replayed)
+    at = first + next(number for number, line in enumerate(lines) if "replay(args)" in line)
+    freed: list[int] = []
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code is Lives._replayed.__code__ and frame.f_lineno == at:
+            freed.append(region.release())
+        return trace
+
+    calls(region, 4, 4, 6)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        calls(region, 6)
+    finally:
+        sys.settrace(before)
+    assert freed[0] == 2
+    assert region.record.replays == 0
+
+
 def baked(capture: Capture) -> None:
     """The address of the argument is a number."""
     launch = capture.launches[0]
@@ -323,6 +351,32 @@ def test_a_wrong_replay_takes_back_what_was_proven_for_later_processes(tmp_path:
     assert (later.record.captures, later.record.proven) == (1, 0)
 
 
+def test_a_wrong_replay_is_the_last_one_even_if_the_file_cannot_be_removed(tmp_path: Path) -> None:
+    region, driver = process(tmp_path, verify_every=2)
+    calls(region, 4, 4, 4)
+    (file,) = (tmp_path / "proofs").iterdir()
+    file.unlink()
+    file.mkdir()
+    driver.kernel = lambda args: [args[0] * 3]
+    with pytest.raises(ReplayError):
+        for _ in range(2):
+            region([torch.ones(4), 4])
+    calls(region, 4, 4)
+    assert region.captures() == []
+
+
+def test_what_is_known_is_not_captured_early_after_the_odd_replay_of_another_size(tmp_path: Path) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    region, _ = process(tmp_path)
+    args = [torch.ones(4), 4]
+    region._lives.meet(args)
+    region._lives._odd = Variant((), (), 1), b""
+    calls(region, 4)
+    assert region.record.captures == 0
+    calls(region, 4)
+    assert (region.record.captures, region.record.proven) == (1, 0)
+
+
 def test_a_region_that_is_closed_takes_nothing_back(tmp_path: Path) -> None:
     region, _ = process(tmp_path)
     calls(region, 4, 4)
@@ -338,9 +392,24 @@ def test_a_capture_of_what_is_known_that_fails_is_made_again_as_ever(tmp_path: P
     driver.refuses = CaptureError("driver-error", "busy")
     calls(region, 4)
     assert (region.record.captures, region.record.refusals) == (0, {})
+    assert region.record.state is State.WARM
     driver.refuses = None
     calls(region, 4)
     assert (region.record.captures, region.record.proven) == (1, 1)
+
+
+def test_captures_make_room_where_a_call_that_is_to_be_captured_is_short_of_memory(tmp_path: Path) -> None:
+    def short(args: list[Any]) -> Any:
+        raise torch.OutOfMemoryError
+
+    calls(process(tmp_path)[0], 4, 4)
+    other, _ = make()
+    calls(other, 4, 4)
+    region, _ = process(tmp_path)
+    region._lives.subject = replace(region._lives.subject, run=short)
+    with pytest.raises(torch.OutOfMemoryError):
+        calls(region, 4)
+    assert other.captures() == []
 
 
 def test_what_watches_operators_sees_the_run_and_not_the_capture(tmp_path: Path) -> None:
