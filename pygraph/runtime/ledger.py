@@ -40,7 +40,8 @@ class Account:
     """Times of one variant.
 
     Args:
-        uncaptured: µs, of its fastest uncaptured call, which loads no kernel and waits for no queue
+        uncaptured: µs, of its fastest uncaptured call, which loads no kernel and waits for no queue; unknown, so that
+            its replays count for nothing, where it is captured by a first call of the process
         replayed: µs, of its fastest replay
         timed: replays that were timed
         patience: how much longer than others it waits: it was evicted
@@ -100,7 +101,7 @@ class Ledger:
         ``account``, if it is given."""
         new, self._seen = replays - self._seen, replays
         current = self._replaying
-        if new > 0 and current.replayed < inf:
+        if new > 0 and max(current.uncaptured, current.replayed) < inf:
             self.saved_us += new * current.saving
             self.replays += new
         if account is not None:

@@ -21,6 +21,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any, TypeAlias
 
 import torch
@@ -205,9 +206,11 @@ class Lives:
     def _live(self, variant: Variant, call: Call) -> Generator[None, Call, None]:
         """From the call at which a variant is due to be captured. Whatever comes of it, the call is answered."""
         known = self._known_order(variant, call.args)
+        early = self.is_known(variant, call.args)
         with self._charged(variant):
-            again = self._capture_known if self.is_known(variant, call.args) else self._capture_first
-            made = again(variant, call)
+            made = (self._capture_known if early else self._capture_first)(variant, call)
+        if early:
+            variant.account.uncaptured = inf  # of a run that loaded kernels
         if made is None:
             variant.order = None if known is not None else variant.order  # the next capture finds it again
             return

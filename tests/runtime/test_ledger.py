@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from pygraph.program.program import Program
 from pygraph.program.recording import Recording
+from pygraph.runtime import life
 from pygraph.runtime.contract import Executable
 from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import BYTES, FakeDriver
@@ -18,7 +20,10 @@ from tests.runtime.fake import BYTES, FakeDriver
 
 class World(FakeDriver):
     """``uncaptured`` and ``replay``: what a call of each kind takes, in µs; ``capture``, what a capture takes besides
-    the uncaptured run that answers its call. ``first``: what the first call of a size takes on top."""
+    the uncaptured run that answers its call. ``first``: what the first call of a size takes on top. ``proven``: captures
+    are not compared from now on."""
+
+    proven = False
 
     def __init__(self, uncaptured: float = 100.0, replay: float = 40.0, capture: float = 1400.0) -> None:
         super().__init__(self._replayed)
@@ -43,7 +48,7 @@ class World(FakeDriver):
         return [x * 2]
 
     def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = (), **options: Any) -> Recording:
-        self._capturing = True
+        self._capturing = not self.proven
         return super().capture(fn, args, eager, **options)
 
     def instantiate(self, program: Program) -> Executable:
@@ -175,6 +180,26 @@ def test_first_calls_of_sizes_are_no_savings() -> None:
     region = region_of(world)
     call(region, world, list(range(2, 12)) * 100)
     assert region.record.captures == 3
+
+
+def test_a_first_call_that_loads_kernels_is_no_saving_where_it_is_captured_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a later process, whose captures are of proven kernels: they run uncaptured but once."""
+    monkeypatch.setattr(life, "proof_path", lambda *_: tmp_path / "proof.json")
+    for later in (False, True):
+        world = World(replay=100.0)
+        world.code, world.proven, world.first = "toy", later, 500_000.0 * later
+        region = region_of(world)
+        call(region, world, [2] if later else [2, 2])
+        assert (region.record.captures, region.record.proven) == (1, later)
+        world.proven, world.first = True, 0.0
+        call(region, world, list(range(2, 12)) * 100)
+        assert region.record.captures == 3
+        ledger = region.record.ledger
+        assert ledger is not None
+        assert ledger.cost_us == pytest.approx(world.cost)
+        assert ledger.saved_us < 1
 
 
 def test_evicted_captures_wait_longer_each_time() -> None:
