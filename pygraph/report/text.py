@@ -205,7 +205,8 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     if summary.held_bytes:
         yield f"captures hold {Quantity(summary.held_bytes).text('bytes')}"
     if summary.spent_us:
-        yield f"captures took {duration(summary.spent_us)}, replays saved {duration(summary.saved_us)}"
+        saved = f", replays saved {duration(summary.saved_us)}" if summary.saved_us else ""
+        yield f"captures took {duration(summary.spent_us)}{saved}"
 
 
 def ranks_section(ranks: Sequence[Any]) -> Section:

@@ -31,7 +31,7 @@ __all__ = ["Proof", "proof_path"]
 _log = logging.getLogger("pygraph.runtime")
 
 _Addresses = dict[str, set[frozenset[int]]]
-"""By kernel, the words that were addresses in one of its launches: an operand may be missing in some."""
+"""By kernel, the words that were replaced in one of its launches: an operand may be missing in some."""
 
 _NEAR = 1 << 24
 """Bytes (16 MiB) around the memory of a capture, in which a kernel of which nothing is proven may have an address that
@@ -116,21 +116,22 @@ class Proof:
         non_pointers: list[NonPointerWord] = []
         for launch in recording.launches:
             proven: set[frozenset[int]] = self._addresses.get(_kernel(launch), set())
-            found, numbers = len(slots), []
+            found, numbers, words = len(slots), [], set[int]()
             for position, word in enumerate(launch.words):
                 places = addresses.places(word, launch.index)
                 if places:
                     if len(places) > 1:
                         return None
                     slots.append(Slot(launch.index, position, *places[0].key, places[0].offset))
+                    words.add(position)
                     continue
                 numbers.append(word)
                 inert = foreign(launch, position)
                 if isinstance(inert, NonPointerWord):
                     non_pointers.append(inert)
+                    words.update([position] * inert.scratch)
                 elif inert is not None or addresses.inside(word) or others.inside(word):
                     return None
-            words = frozenset(slot.word for slot in slots[found:])
             missing = frozenset().union(*proven) - words  # null, or an address of what nobody knows
             if words in proven and not any(launch.words[position] for position in missing):
                 continue
@@ -181,10 +182,12 @@ def _is_closed(launch: Launch) -> bool:
 
 
 def _patched(program: Program) -> list[frozenset[int]]:
-    """For each launch, the words that are addresses."""
+    """For each launch, the words that are replaced: addresses, and what would show in a comparison if it was one."""
     words: list[set[int]] = [set() for _ in program.recording.launches]
     for slot in program.slots:
         words[slot.launch].add(slot.word)
+    for inert in program.non_pointers:
+        words[inert.launch].update([inert.word] * inert.scratch)
     return list(map(frozenset, words))
 
 

@@ -20,8 +20,8 @@ from tests.runtime.fake import BYTES, FakeDriver
 
 class World(FakeDriver):
     """``uncaptured`` and ``replay``: what a call of each kind takes, in µs; ``capture``, what a capture takes besides
-    the uncaptured run that answers its call. ``first``: what the first call of a size takes on top. ``proven``: captures
-    are not compared from now on."""
+    the uncaptured run that answers its call. ``first``: what the first call of a size takes on top. ``proven``:
+    captures are not compared from now on."""
 
     proven = False
 

@@ -21,7 +21,7 @@ from pygraph import cache
 from pygraph.errors import CaptureError, ReplayError
 from pygraph.program.default import DEFAULT_PASSES, as_captured
 from pygraph.program.program import Program, Slot
-from pygraph.program.recording import Allocation, AllocationKind, PythonCall
+from pygraph.program.recording import Allocation, AllocationKind, PythonCall, UnownedAddress, UnownedMemory
 from pygraph.program.steps import WORTHWHILE
 from pygraph.runtime.life import Lives
 from pygraph.runtime.proof import Proof
@@ -50,7 +50,7 @@ def proof_of(build: Callable[[int], Capture]) -> Proof:
     table = discover(first, second)
     assert isinstance(table, SlotTable)
     proof = Proof()
-    proof.add(as_captured(first, table.slots))
+    proof.add(as_captured(first, table.slots, non_pointers=table.non_pointers))
     return proof
 
 
@@ -118,6 +118,28 @@ def test_an_operand_may_be_missing_where_it_was_missing_before() -> None:
     proof = proof_of(build)
     assert proof.resolve(build(HERE).recording()) is not None
     assert proof.resolve(build(HERE, 0x1234).recording()) is None
+
+
+def scratched(base: int, n: int = 8, word: int = 0) -> Capture:
+    """A launch of an operator's with a third word: a number, or where memory of somebody's begins."""
+    memory = UnownedAddress(2, UnownedMemory.BLOCK, "of a tensor")
+    capture = Capture(base)
+    x, y = capture.input(8 * n), capture.pool(8 * n)
+    known = frozenset({(INPUT, 0), (POOL, 0)})
+    uses = [reads(0, 8 * n), writes(1, 8 * n)]
+    capture.launch(x, y, word, uses=uses, call="aten.op", may_access=known, unowned=(memory,) if word else ())
+    return capture
+
+
+@pytest.mark.parametrize("compared", [0, 0x2000_0000_0000])
+def test_a_word_that_scratch_memory_replaces_is_compared_first(compared: int) -> None:
+    """Only a comparison shows whether it is used: where it was null, that has shown nothing."""
+    proof = proof_of(lambda base: scratched(base, word=compared))
+    again = scratched(HERE, 32, 0x3000_0000_0000).recording()
+    found = proof.resolve(again)
+    assert found is not None
+    assert [word.scratch for word in found.non_pointers] == [True]
+    assert proof.covers(as_captured(again, found.slots, non_pointers=found.non_pointers)) == bool(compared)
 
 
 def chain(base: int, n: int = 8, *, swapped: bool = False, order: str = "program", **facts: Any) -> Program:
@@ -359,8 +381,7 @@ def test_a_wrong_replay_is_the_last_one_even_if_the_file_cannot_be_removed(tmp_p
     file.mkdir()
     driver.kernel = lambda args: [args[0] * 3]
     with pytest.raises(ReplayError):
-        for _ in range(2):
-            region([torch.ones(4), 4])
+        calls(region, 4, 4)
     calls(region, 4, 4)
     assert region.captures() == []
 
