@@ -81,7 +81,7 @@ bench: $(READY)  ## the suite in small, and the compiler, as ratios within one r
 bench-gpu: $(READY)  ## the suite, side by side with eager, Inductor's modes and CUDA graphs by hand, on a CUDA device
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision
 	$(BIN)/python -m benchmarks --out bench-results
-	$(BIN)/python benchmarks/capture_cost.py --out bench-results/capture-cost.json
+	$(BIN)/python benchmarks/new_sizes.py --out bench-results/new-sizes.json
 	$(BIN)/python benchmarks/replay_time.py --out bench-results/replay-time.json
 	$(BIN)/python benchmarks/warm_start.py --device cuda --out bench-results/warm-start.json
 	$(BIN)/python benchmarks/sizes.py --device cuda --out bench-results/sizes.json

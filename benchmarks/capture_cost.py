@@ -1,86 +1,115 @@
-"""What the call that captures costs, against an uncaptured call and a replay of the same size: for dynamic shapes.
+"""Host time of the call that captures another size, in uncaptured calls of that size, and of its parts.
 
-    python benchmarks/capture_cost.py [--device cpu] [--out FILE]
+    size 128   4 uncaptured calls   one captures, twice, and compares   2 replays     the first: apart
+    size 2     4 uncaptured calls   one captures                        2 replays     host: that call in uncaptured ones
 
-Everything is measured in one process, which PyGraph compiles; a new size is captured once where the slots of the
-first one explain it. Nothing here is compared with other compilers.
+``benchmarks/new_sizes.py`` prints the medians. Everything is measured in one process, which PyGraph compiles. Each size
+is called seven times; the first call is not counted, and the last two may capture another order instead. Results of a
+size are compared. A capture of proven kernels, ``proven``, is used without a comparison; others are ``compared``.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from unittest import mock
 
 import torch
 from torch import nn
 
 import pygraph
+from benchmarks import llama
+from benchmarks.suite import language, vision
+from benchmarks.suite.inference import floating, made, normalised
 from pygraph.backend import driver_for
 from pygraph.backend import pygraph as backend
 from pygraph.runtime import life
-from pygraph.runtime.native_build import waiting_for_builds
 
-__all__ = ["PROGRAMS", "SIZES", "Meter", "cost_of"]
+__all__ = ["PROGRAMS", "Meter", "Program", "assert_close", "cost_of", "drain"]
 
-DEVICE = "cuda"
-SIZES = tuple(range(16, 656, 16))
-OPTIONS = {"capture_after": 3}
-CALLS_OF_A_SIZE = 5
-"""Two that run uncaptured, one that captures, two that are replayed."""
+OPTIONS = {
+    "capture_after": 5,
+    "ledger": False,
+    "passes": "legality,placement,partitioning,indirection",  # captures whatever can be, however little that saves
+    "cache_dir": None,
+}
+CALLS_OF_A_SIZE = 7
+TOLERANCE = 1e-2
+"""Of the largest magnitude: half-precision sums in another order."""
 
-Sized = Callable[[int], Any]
+Arguments: TypeAlias = tuple[Any, ...]
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+@dataclass(frozen=True)
+class Program:
+    """A model and its arguments of each size, in their usual and in a tiny form.
+
+    Args:
+        model: Makes the model; its argument says if it is tiny.
+        arguments: Of a size, on the device that is the default.
+        sizes: Batch sizes or lengths.
+        tiny: Sizes of the tiny form.
+    """
+
+    model: Callable[[bool], nn.Module]
+    arguments: Callable[[int, torch.dtype, bool], Arguments]
+    sizes: Sequence[int]
+    tiny: Sequence[int]
+
+
+class Logits(nn.Module):
+    """A model of ``transformers`` that returns its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.heads = heads
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.model = model
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.first(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(nn.functional.gelu(self.up(self.second(x))))
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(input_ids=tokens).logits
+        return logits
 
 
-def perceptron() -> Sized:
-    layers: list[nn.Module] = []
-    for _ in range(4):
-        layers += [nn.Linear(512, 512), nn.ReLU()]
-    return _sized(nn.Sequential(*layers), lambda size: (size, 512), dim=0)
+def _of_tokens(family: language.Family) -> Callable[[bool], nn.Module]:
+    def make(tiny: bool) -> nn.Module:
+        words = language.TINY_WORDS if tiny else language.WORDS
+        return Logits(family.model(**(family.tiny if tiny else family.base), vocab_size=words))
+
+    return make
 
 
-def transformer() -> Sized:
-    return _sized(nn.Sequential(Block(256, 4), Block(256, 4)), lambda size: (4, size, 256), dim=1)
+def _tokens(length: int, dtype: torch.dtype, tiny: bool) -> Arguments:
+    return (torch.randint(0, language.TINY_WORDS if tiny else language.WORDS, (1, length)),)
 
 
-def _sized(model: nn.Module, shape: Callable[[int], tuple[int, ...]], dim: int) -> Sized:
-    dtype = torch.float32 if DEVICE == "cpu" else torch.float16
-    model = model.to(DEVICE, dtype).eval()
-    step = torch.compile(model, backend=backend, options=OPTIONS)
-
-    def run(size: int) -> Any:
-        x = torch.ones(shape(size), device=DEVICE, dtype=dtype)
-        torch._dynamo.mark_dynamic(x, dim)
-        with torch.no_grad():
-            return step(x)
-
-    return run
+def _decoder(tiny: bool) -> nn.Module:
+    return llama.Llama(**(llama.TINY if tiny else llama.BILLION), batch=128)
 
 
-PROGRAMS: dict[str, Callable[[], Sized]] = {"mlp-4": perceptron, "transformer-2": transformer}
+def _decoded(batch: int, dtype: torch.dtype, tiny: bool) -> Arguments:
+    return torch.randint(0, llama.TINY["words"], (batch,)), torch.tensor([7])
+
+
+def _resnet(tiny: bool) -> nn.Module:
+    make = vision.tiny_resnet if tiny else vision.resnet50
+    return normalised(make, lambda dtype: torch.randn(4, 3, 64, 64, dtype=dtype))()
+
+
+def _images(batch: int, dtype: torch.dtype, tiny: bool) -> Arguments:
+    side = 32 if tiny else 224
+    return (torch.randn(batch, 3, side, side, dtype=dtype),)
+
+
+LENGTHS, TINY_LENGTHS = tuple(range(64, 256, 16)), (8, 10, 12, 14)
+PROGRAMS: dict[str, Program] = {
+    "bert": Program(_of_tokens(language.BERT), _tokens, LENGTHS, TINY_LENGTHS),
+    "gpt2": Program(_of_tokens(language.GPT2), _tokens, LENGTHS, TINY_LENGTHS),
+    "llama-decode": Program(_decoder, _decoded, (128, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112), (8, 2, 4, 6)),
+    "resnet50": Program(_resnet, _images, (16, 2, 3, 4, 6, 8, 10, 12, 20, 24), (2, 3, 4, 5)),
+}
 
 
 @dataclass
@@ -110,11 +139,11 @@ class Meter:
 
 
 @contextlib.contextmanager
-def metered(meter: Meter) -> Iterator[None]:
+def metered(meter: Meter, device: str) -> Iterator[None]:
     """Have ``meter`` time captures, instantiations and comparisons (which hold the uncaptured run of the call)."""
-    driver = driver_for(DEVICE)
+    driver = driver_for(device)
     if driver is None:
-        raise RuntimeError(f"no driver captures on {DEVICE}")
+        raise RuntimeError(f"no driver captures on {device}")
     with (
         mock.patch.object(driver, "capture", meter.timed("capture", driver.capture)),
         mock.patch.object(driver, "instantiate", meter.timed("instantiate", driver.instantiate)),
@@ -123,92 +152,99 @@ def metered(meter: Meter) -> Iterator[None]:
         yield
 
 
-def cost_of(build: Callable[[], Sized], sizes: Sequence[int]) -> dict[str, Any]:
-    """Medians of host and wall time in µs per kind of call, of the parts of a capture, and ratios to uncaptured."""
-    torch.manual_seed(0)
+def cost_of(program: Program, device: str, *, tiny: bool = False) -> dict[str, Any]:
+    """Host times of the calls that capture a size, in uncaptured calls of that size: a median of all sizes but the
+    first, ``host``, and a figure for each size. Parts of these calls in µs."""
     torch._dynamo.reset()
     pygraph.reset()
-    step, meter = build(), Meter()
-    step(sizes[0])
-    _drain()
-    rows: dict[str, list[dict[str, float]]] = {}
-    with metered(meter):
-        for size in sizes:
-            for _ in range(CALLS_OF_A_SIZE):
-                meter.empty()
-                before = _counts()
-                times = _timed(lambda size=size: step(size))
-                rows.setdefault(_kind(before, _counts(), meter), []).append({**times, **_parts(meter)})
-    return _summary(rows)
+    model = made(lambda: program.model(tiny), device)
+    compiled = torch.compile(model, backend=backend, options=OPTIONS, dynamic=True)
+    sizes = program.tiny if tiny else program.sizes
+    meter = Meter()
+    with torch.no_grad():
+        given = {size: _placed(program, size, device, tiny) for size in sizes}
+        for size in sizes[:2]:
+            compiled(*given[size])
+        programs = len(pygraph.reports())
+        with metered(meter, device):
+            rows = [_row(size, lambda size=size: compiled(*given[size]), meter, device) for size in sizes]
+    later = [row for row in rows[1:] if "host" in row]
+    found: dict[str, Any] = {"host": statistics.median(row["host"] for row in later) if later else None}
+    for kind in ("proven", "compared"):
+        of_kind = [row["host"] for row in later if row["kind"] == kind]
+        found[kind] = len(of_kind)
+        found[f"host {kind}"] = statistics.median(of_kind) if of_kind else None
+    found |= {"uncaptured": len(rows) - 1 - len(later), "first": rows[0].get("host"), "programs": programs}
+    return found | {"compiled later": len(pygraph.reports()) - programs, "sizes": rows}
 
 
-def _timed(call: Callable[[], Any]) -> dict[str, float]:
-    _drain()
-    start = time.perf_counter()
-    call()
-    issued = time.perf_counter()
-    _drain()
-    return {"host_us": (issued - start) * 1e6, "wall_us": (time.perf_counter() - start) * 1e6}
+def _placed(program: Program, size: int, device: str, tiny: bool) -> Arguments:
+    torch.manual_seed(size)
+    with torch.device(device):
+        return program.arguments(size, floating(device), tiny)
 
 
-def _drain() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
-def _counts() -> tuple[int, int]:
-    """Captures and replays of all regions so far."""
-    records = [region.record for report in pygraph.reports() for region in report.regions]
-    known = [record for record in records if record is not None]
-    return sum(record.captures for record in known), sum(record.replays for record in known)
-
-
-def _kind(before: tuple[int, int], after: tuple[int, int], meter: Meter) -> str:
-    captures, replays = (now - then for now, then in zip(after, before, strict=True))
-    if captures:
-        return "captured" if meter.calls.get("capture", 0) <= captures else "captured twice"
-    if meter.calls.get("capture", 0):
-        return "refused"
-    return "replayed" if replays else "uncaptured"
-
-
-def _parts(meter: Meter) -> dict[str, float]:
-    return {f"{part}_us": seconds * 1e6 for part, seconds in meter.seconds.items()}
-
-
-def _summary(rows: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    medians: dict[str, dict[str, float]] = {}
-    for kind, calls in rows.items():
-        keys = dict.fromkeys(key for call in calls for key in call)
-        medians[kind] = {key: round(statistics.median(call.get(key, 0.0) for call in calls), 2) for key in keys}
-        medians[kind]["calls"] = len(calls)
-    plain = medians.get("uncaptured", {})
-    found: dict[str, Any] = {"medians": medians, "ratios": {}}
-    for kind in ("captured", "captured twice", "replayed"):
-        for key in ("host_us", "wall_us"):
-            if kind in medians and plain.get(key):
-                found["ratios"][f"{key} {kind}"] = round(medians[kind][key] / plain[key], 3)
-        if medians.get(kind, {}).get("comparison_us"):
-            share = medians[kind]["comparison_us"] / medians[kind]["wall_us"]
-            found["ratios"][f"comparison of {kind}"] = round(share, 3)
+def _row(size: int, call: Callable[[], Any], meter: Meter, device: str) -> dict[str, Any]:
+    """Times in µs of the calls of one size: uncaptured, the first that captures, later ones that do, and replays."""
+    times: dict[str, list[float]] = {}
+    found: dict[str, Any] = {"size": size}
+    results = []
+    for _ in range(CALLS_OF_A_SIZE):
+        meter.empty()
+        before = _counts()
+        drain(device)
+        start = time.perf_counter()
+        result = call()
+        time_us = (time.perf_counter() - start) * 1e6
+        drain(device)
+        kind = _kind(before, _counts(), meter)
+        if kind in ("proven", "compared") and "kind" not in found:
+            found |= {"kind": kind, "captured_us": time_us}
+            found |= {f"{part}_us": seconds * 1e6 for part, seconds in meter.seconds.items()}
+        else:
+            times.setdefault("captured again" if kind in ("proven", "compared") else kind, []).append(time_us)
+        results.append(result)
+    for result in results[1:]:
+        assert_close(result, results[0], TOLERANCE)
+    for kind, all_of_kind in times.items():
+        later = all_of_kind[1:] if kind == "uncaptured" and len(all_of_kind) > 1 else all_of_kind
+        found[f"{kind}_us"] = statistics.median(later)
+    if "kind" in found:
+        found["host"] = found["captured_us"] / found["uncaptured_us"]
     return found
 
 
-def main() -> None:
-    """Print, for each program, medians in µs by what became of the call, and their ratios to uncaptured calls."""
-    global DEVICE
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default=DEVICE)
-    parser.add_argument("--out", type=Path, help="write what is printed as JSON")
-    chosen = parser.parse_args()
-    DEVICE = chosen.device
-    found = {name: cost_of(build, SIZES) for name, build in PROGRAMS.items()}
-    for name, figures in found.items():
-        print(name, json.dumps(figures, indent=1))
-    if chosen.out is not None:
-        chosen.out.write_text(json.dumps({"torch": torch.__version__, "device": DEVICE, "programs": found}, indent=1))
+def drain(device: str) -> None:
+    """Wait for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
-if __name__ == "__main__":
-    with waiting_for_builds():
-        main()
+def assert_close(result: Any, expected: Any, tolerance: float) -> None:
+    """Raises AssertionError where a result is further off than ``tolerance`` of the largest magnitude expected."""
+    if isinstance(expected, torch.Tensor):
+        off = (result.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-12)
+        assert off <= tolerance, f"a result is off by {off:.2e} of its largest magnitude"
+        return
+    for one, other in zip(result, expected, strict=True):
+        assert_close(one, other, tolerance)
+
+
+def _counts() -> tuple[int, int, int]:
+    """Captures and replays of all regions so far, and how many of the captures were not compared."""
+    records = [region.record for report in pygraph.reports() for region in report.regions]
+    known = [record for record in records if record is not None]
+    return (
+        sum(record.captures for record in known),
+        sum(record.replays for record in known),
+        sum(record.proven for record in known),
+    )
+
+
+def _kind(before: tuple[int, int, int], after: tuple[int, int, int], meter: Meter) -> str:
+    captures, replays, proven = (now - then for now, then in zip(after, before, strict=True))
+    if captures:
+        return "proven" if proven >= captures else "compared"
+    if meter.calls.get("capture", 0):
+        return "refused"
+    return "replayed" if replays else "uncaptured"

@@ -6,28 +6,57 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-import pygraph
-from benchmarks import capture_cost, compile_time, gpu_time, sizes, versions, warm_start
+from benchmarks import capture_cost, compile_time, gpu_time, new_sizes, sizes, versions, warm_start
 from pygraph.version import PACKAGE
 
 pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("fresh")]
 
 
-def test_what_a_capture_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_cost, "DEVICE", "cpu")
-    found = capture_cost.cost_of(capture_cost.perceptron, (16, 32, 48, 64))
-    medians = found["medians"]
-    calls = {kind: row["calls"] for kind, row in medians.items()}
-    # The call that compiles comes before those that are timed, so that the first size is captured one call earlier.
-    captured = calls.get("captured", 0) + calls.get("captured twice", 0)
-    assert (calls["uncaptured"], captured, calls["replayed"]) == (2 * 4 - 1, 4, 2 * 4 + 1)
-    for row in (medians[kind] for kind in ("captured", "captured twice") if kind in medians):
-        assert 0 < row["capture_us"] + row["instantiate_us"] + row.get("comparison_us", 0) < 4 * row["wall_us"]
-    assert len(pygraph.reports()) == 1
+def test_what_a_capture_of_another_size_costs() -> None:
+    program = replace(capture_cost.PROGRAMS["llama-decode"], tiny=(8, 2, 4))
+    found = capture_cost.cost_of(program, "cpu", tiny=True)
+    assert (found["proven"] + found["compared"], found["uncaptured"], found["compiled later"]) == (2, 0, 0)
+    assert 0 < found["host"] < found["first"]
+    for row in found["sizes"]:
+        parts = row["capture_us"] + row["instantiate_us"] + row.get("comparison_us", 0)
+        assert 0 < parts < row["captured_us"]
+        assert (row["kind"] == "compared") == ("comparison_us" in row)
+
+
+def test_sizes_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new_sizes, "TINY_BATCHES", (2, 4, 6))
+    row = new_sizes.prepared("cpu", True, False)
+    assert (row["ours"]["captures"], row["ours"]["replayed"], row["ours"]["refused"]) == (3, 3, {})
+    assert row["ratio"] == row["ours"]["seconds"] / row["by hand"]["seconds"]
+
+
+def test_passes_over_sizes(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    found = new_sizes.measure(("graphs",), "cpu", 0.0, out, tiny=True)
+    (row,) = found["graphs"]
+    assert json.loads(out.read_text())["rows"] == found
+    assert [each["replays"] + each["uncaptured"] for each in row["passes"]] == [row["calls"]] * 3
+    assert row["compiled later"] == 0
+    (line,) = new_sizes.table(found)[1:]
+    assert f"{row['all']:.2f}" in line
+
+
+def test_results_are_compared() -> None:
+    new_sizes.assert_close([torch.ones(2)], [torch.ones(2)], 1e-3)
+    for wrong in (1.1, float("nan")):
+        with pytest.raises(AssertionError, match="off by"):
+            new_sizes.assert_close([torch.ones(2) * wrong], [torch.ones(2)], 1e-3)
+
+
+def test_a_position_that_is_a_number_is_no_program_of_its_own() -> None:
+    row = new_sizes.position("cpu", True, False)
+    assert (row["calls"], len(row["passes"]), row["compiled later"]) == (12, 4, 0)
 
 
 def test_a_later_process_restores_everything_and_replays() -> None:
