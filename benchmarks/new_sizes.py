@@ -20,6 +20,7 @@ import gc
 import json
 import random
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import pygraph
 from benchmarks import capture_cost, llama
