@@ -753,7 +753,7 @@ class Lives:
         """Capture nothing any more."""
         before, self.left = self.left, refusal
         self._forget()
-        if refusal.reason != CLOSED:
+        if refusal.reason != CLOSED and reason_of(refusal.reason).lasting is Lasting.REGION:
             self._proof.forget()
         self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
         if before is None and refusal.reason != CLOSED:

@@ -33,6 +33,9 @@ _log = logging.getLogger("pygraph.runtime")
 _Addresses = dict[str, set[frozenset[int]]]
 """By kernel, the words that were replaced in one of its launches: an operand may be missing in some."""
 
+_WRONG = "a replay of what was proven was wrong"
+"""In the place of what is proven."""
+
 _NEAR = 1 << 24
 """Bytes (16 MiB) around the memory of a capture, in which a kernel of which nothing is proven may have an address that
 lies outside of its tensor."""
@@ -80,12 +83,13 @@ class Proof:
             self._store()
 
     def forget(self) -> None:
-        """Nothing is proven any more, in later processes neither."""
+        """Nothing is proven any more. Other processes, which may have read the file, read and write it no more."""
         self._addresses, self._structures = {}, set()
+        path, self._path = self._path, None
         try:
-            if self._path is not None:
-                self._path.unlink(missing_ok=True)
-        except OSError as error:
+            if path is not None:
+                store_json(path, _WRONG)
+        except (OSError, ValueError) as error:
             _log.warning("what was proven wrongly stays on disk, for later processes: remove it: %s", error)
 
     def covers(self, program: Program) -> bool:
@@ -149,6 +153,9 @@ class Proof:
         found = None if self._path is None else load_json(self._path)
         if self._path is None or found is None:
             return
+        if found == _WRONG:
+            self._addresses, self._structures, self._path = {}, set(), None
+            return
         try:
             kept = {str(kernel): {frozenset(map(int, words)) for words in each} for kernel, each in found["kernels"]}
             structures = set(map(str, found["structures"]))
@@ -164,6 +171,8 @@ class Proof:
         if self._path is None:
             return
         self._load()
+        if self._path is None:
+            return
         kernels = [(kernel, sorted(map(sorted, words))) for kernel, words in sorted(self._addresses.items())]
         try:
             store_json(self._path, {"kernels": kernels, "structures": sorted(self._structures)})

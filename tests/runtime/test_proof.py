@@ -25,6 +25,7 @@ from pygraph.program.recording import Allocation, AllocationKind, PythonCall, Un
 from pygraph.program.steps import WORTHWHILE
 from pygraph.runtime.life import Lives
 from pygraph.runtime.proof import Proof
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import Region
 from pygraph.runtime.slots import SlotTable, discover
 from pygraph.runtime.variants import State, Variant
@@ -367,10 +368,38 @@ def test_a_wrong_replay_takes_back_what_was_proven_for_later_processes(tmp_path:
     driver.kernel = lambda args: [args[0] * 3]
     with pytest.raises(ReplayError):
         calls(region, 4)
-    assert not list((tmp_path / "proofs").iterdir())
     later, _ = process(tmp_path)
     calls(later, 4, 4)
     assert (later.record.captures, later.record.proven) == (1, 0)
+
+
+def test_what_was_wrong_is_not_kept_again_by_a_process_that_had_read_it(tmp_path: Path) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    reader, driver = process(tmp_path, "other")
+    calls(reader, 4)
+    wrong, _ = process(tmp_path)
+    calls(wrong, 4)
+    wrong._lives.retire(Refusal("comparison-failed"))
+    calls(reader, 4, 4)
+    assert (reader.record.captures, reader.record.proven) == (1, 0)
+    driver.code = "toy"
+    calls(reader, 6, 6)
+    assert (reader.record.captures, reader.record.proven) == (2, 0)
+    later, _ = process(tmp_path)
+    calls(later, 4, 4)
+    assert (later.record.captures, later.record.proven) == (1, 0)
+
+
+def test_captures_that_fail_take_nothing_back(tmp_path: Path) -> None:
+    calls(process(tmp_path)[0], 4, 4)
+    failing, driver = process(tmp_path)
+    driver.refuses = CaptureError("unknown-kernel", "it is not known")
+    for size in (4, 6, 8):
+        calls(failing, size, size, size)
+    assert failing._lives.left is not None
+    later, _ = process(tmp_path)
+    calls(later, 4)
+    assert later.record.proven == 1
 
 
 def test_a_wrong_replay_is_the_last_one_even_if_the_file_cannot_be_removed(tmp_path: Path) -> None:
