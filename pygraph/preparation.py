@@ -459,10 +459,12 @@ def _strides(example: torch.Tensor, shape: Sequence[int]) -> list[int]:
     """Strides of a tensor like ``example`` with another ``shape``: from the first dimension on, from within, whose size
     differs, it is dense."""
     strides, within, differs = list(example.stride()), 1, False
-    for dim in sorted(range(example.dim()), key=lambda dim: (strides[dim], -dim)):
-        if strides[dim] == 0 and example.shape[dim] > 1:
+    single = [size <= 1 for size in example.shape]  # their strides may be anything
+    order = [(math.inf if single[dim] and not stride else stride, -dim) for dim, stride in enumerate(strides)]
+    for dim in sorted(range(example.dim()), key=order.__getitem__):
+        if strides[dim] == 0 and not single[dim]:
             continue
-        if differs:
+        if differs or (single[dim] and strides[dim] < within):
             strides[dim] = within
         within = strides[dim] * max(shape[dim], 1)
         differs = differs or shape[dim] != example.shape[dim]

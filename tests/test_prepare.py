@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -266,11 +266,12 @@ def test_copies_repeat_values_and_keep_layouts() -> None:
     image = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     slice_of = torch.randn(4, 32)[:, :16]
     expanded = torch.randn(1, 16).expand(4, 16)
+    column = torch.randn(16, 1).t()
     leaf = torch.randn(4, requires_grad=True)
-    args = (numbers, image, slice_of, expanded, leaf, leaf)
-    sizes = {((0, 0), (1, 0), (2, 0), (3, 0)): [7]}
+    args = (numbers, image, slice_of, expanded, leaf, leaf, column)
+    sizes = {((0, 0), (1, 0), (2, 0), (3, 0), (6, 0)): [7]}
     pygraph.prepare(function, sizes, args=args)
-    numbers, image, slice_of, expanded, one, other = seen[0]
+    numbers, image, slice_of, expanded, one, other, column = seen[0]
     assert numbers.tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert image.shape == (7, 3, 4, 4)
     assert image.is_contiguous(memory_format=torch.channels_last)
@@ -279,6 +280,8 @@ def test_copies_repeat_values_and_keep_layouts() -> None:
     assert torch.equal(slice_of[4:], args[2][:3])
     assert (expanded.shape, expanded.stride()) == ((7, 16), (0, 1))
     assert torch.equal(expanded[:4], args[3])
+    assert (column.shape, column.stride()) == ((7, 16), (16, 1)), "rows that lie apart"
+    assert torch.equal(column, args[6].expand(7, 16))
     assert one is other, "passed twice"
     assert one.requires_grad
     assert one is not leaf
@@ -459,6 +462,15 @@ def test_a_process_that_ends_ends_what_is_prepared_in_the_background() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt: a job in a shell's background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", range(1, 8))
 def test_an_interrupt_leaves_all_as_it_was(number: int) -> None:
     """At each call in turn. What is captured by then stays, and later calls have to pay again."""

@@ -120,29 +120,29 @@ class Proof:
         non_pointers: list[NonPointerWord] = []
         for launch in recording.launches:
             proven: set[frozenset[int]] = self._addresses.get(_kernel(launch), set())
-            found, numbers, words = len(slots), [], set[int]()
-            for position, word in enumerate(launch.words):
-                places = addresses.places(word, launch.index)
+            unowned = {each.word for each in launch.unowned}
+            found, stray, words = len(slots), False, set[int]()
+            for position, word in enumerate(launch.words):  # some ten thousand, of which most are small numbers
+                near = low <= word < high
+                places = addresses.places(word, launch.index) if near else []
                 if places:
                     if len(places) > 1:
                         return None
                     slots.append(Slot(launch.index, position, *places[0].key, places[0].offset))
                     words.add(position)
                     continue
-                numbers.append(word)
-                inert = foreign(launch, position)
+                stray = stray or near
+                inert = foreign(launch, position) if position in unowned else None
                 if isinstance(inert, NonPointerWord):
                     non_pointers.append(inert)
                     words.update([position] * inert.scratch)
-                elif inert is not None or addresses.inside(word) or others.inside(word):
+                elif inert is not None or (near and addresses.inside(word)) or others.inside(word):
                     return None
             missing = frozenset().union(*proven) - words  # null, or an address of what nobody knows
             if words in proven and not any(launch.words[position] for position in missing):
                 continue
             reach = launch.may_access
-            if reach is None or any(slot.key not in reach for slot in slots[found:]):
-                return None
-            if any(low <= word < high for word in numbers):
+            if stray or reach is None or any(slot.key not in reach for slot in slots[found:]):
                 return None
         return SlotTable(tuple(slots), (), sequence(recording), tuple(non_pointers))
 

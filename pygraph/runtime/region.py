@@ -179,7 +179,7 @@ class Region:
     def _count(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """Run a call of ``variant`` uncaptured. Such calls come in a row: the next is not tried on the last replay."""
         self._lives.latest = None
-        asked.note(variant)
+        asked.note(self._unready or variant)
         return self._lives.count(variant, args)
 
     def _refuse(self, refusal: Refusal, args: list[Any]) -> Sequence[Any]:

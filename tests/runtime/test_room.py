@@ -138,7 +138,7 @@ def test_what_takes_more_than_all_may_is_refused_and_nothing_goes_for_it() -> No
     assert str(region.record.reason) == "memory-limit: the capture takes 2,001 bytes, and all of them may take 2,000"
     assert all(executable.closed for executable in driver.executables[1:])
     driver.nbytes = BYTES
-    assert pygraph.retry(every=True) == 1
+    assert region.retry(every=True)
     call(region, 1, 1)
     assert region.record.held_bytes == BYTES
 
