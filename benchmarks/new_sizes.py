@@ -46,7 +46,7 @@ TINY_BATCHES = (1, 2, 4, 6, 8)
 HALF = 1e-2
 """Tolerance of results, of their largest magnitude: half-precision sums in another order."""
 SCATTERED = 1e-3
-"""The same for float32 sums in no fixed order."""
+"""Tolerance of results: float32 sums in no fixed order."""
 
 SHOWN = 400
 """Characters of a row that are printed; the file has all."""

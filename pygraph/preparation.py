@@ -321,7 +321,7 @@ _Changes: TypeAlias = Mapping[Argument, int | Mapping[int, int]]
 
 
 def _plan(sizes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Planned]:
-    """What is to be prepared, largest first. Raises OptionError."""
+    """The sizes to be prepared, largest first. Raises OptionError."""
     if isinstance(sizes, Mapping):
         planned = _combinations(sizes, args, kwargs)
     elif args:

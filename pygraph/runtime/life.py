@@ -212,7 +212,8 @@ class Lives:
         if early:
             variant.account.uncaptured = inf  # of a run that loaded kernels
         if made is None:
-            variant.order = None if known is not None else variant.order  # the next capture finds it again
+            if known is not None:
+                variant.order = None  # the next capture finds it again
             return
         if known is not None:
             counts["recalled"] += 1

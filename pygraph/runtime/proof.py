@@ -2,7 +2,7 @@
 
     size 4    captured twice, compared     its kernels are proven, and which of their words are addresses
     size 6    captured once                the same kernels, depending on each other alike: replayed at once
-    size 8    captured twice, compared     a matrix product chose a kernel that the region never had
+    size 8    captured once, compared      a matrix product chose a kernel that the region never had
 
 A kernel is proven once a replay that contained it was judged right in this region. That shows that the words which were
 patched are all of its addresses, and that it does nothing which a replay leaves out. Both follow from its code, and not

@@ -1,4 +1,4 @@
-"""What captures take of a device is no more than what is counted, and all that is counted stays below the limit."""
+"""Captures take no more of a device than is counted, and all that is counted stays below the limit."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Function = Callable[[list[Any]], Sequence[Any]]
 _codes = itertools.count()
 
 BYTES = 1000
-"""What each executable takes."""
+"""Bytes of each executable."""
 
 
 class FakeExecutable:

@@ -46,7 +46,7 @@ def sized(base: int, n: int, *extra: int, **facts: Any) -> Capture:
 
 
 def proof_of(build: Callable[[int], Capture]) -> Proof:
-    """What a right replay of ``build`` proves."""
+    """A proof by a right replay of ``build``."""
     first, second = build(ELSEWHERE).recording(), build(WEIGHTS).recording()
     table = discover(first, second)
     assert isinstance(table, SlotTable)
@@ -275,7 +275,7 @@ def shrunk(capture: Capture) -> None:
 
 
 def unlike(capture: Capture) -> None:
-    """The same kernel is compiled otherwise."""
+    """A kernel of that name is compiled otherwise."""
     capture.launches[0] = replace(capture.launches[0], code="other")
 
 

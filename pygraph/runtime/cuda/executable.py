@@ -54,7 +54,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
 
 _GRAPH_BYTES = 2 << 20
 _NODE_BYTES = 8 << 10
-"""What an instance takes of the device outside of torch's allocator, and each node of it, besides its parameters. The
+"""Bytes of the device, outside of torch's allocator, of an instance, and of each node besides its parameters. The
 driver tells nobody, and takes memory in pieces: these are upper bounds (``tests/gpu/test_room.py`` measures)."""
 
 

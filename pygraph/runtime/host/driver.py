@@ -23,7 +23,7 @@ from pygraph.runtime.host.recorder import Payload, Recorder
 from pygraph.runtime.provenance import Refusal
 
 _GRAPH_BYTES, _LAUNCH_BYTES, _WORD_BYTES = 16 << 10, 1 << 10, 1 << 9
-"""What an executable takes at most; each launch of it; and each word of that, which may stand for a tensor."""
+"""Most bytes of an executable; of each launch of it; and of each word of that, which may stand for a tensor."""
 
 
 def _host_bytes(program: Program) -> int:
