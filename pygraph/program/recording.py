@@ -74,6 +74,8 @@ class AllocationKind(Enum):
     POOL = "pool"  # allocated by the region while it was captured: an output or an intermediate
     CONSTANT = "constant"  # outlives the region and never moves: a constant of the compiled module
 
+    __hash__ = object.__hash__  # Enum's own is Python code, and a capture hashes tens of thousands of keys
+
 
 PREFIXES = {AllocationKind.INPUT: "arg", AllocationKind.POOL: "buf", AllocationKind.CONSTANT: "const"}
 """What the names of allocations begin with."""

@@ -203,11 +203,10 @@ def _words(facts: _Facts) -> Iterator[Violation]:
     starts = [allocation.address for allocation in moving]
     lowest, end = (starts[0], moving[-1].address + moving[-1].nbytes) if moving else (0, 0)
     for launch in facts.launches:
-        for word, value in enumerate(launch.words):
-            if lowest <= value < end and (launch.index, word) not in owned:
-                found = moving[bisect_right(starts, value) - 1]
-                if found.covers(value):
-                    yield launch, f"has a word {word} that is an address without a slot: of {name_of(found.key)}"
+        for word in [word for word, value in enumerate(launch.words) if lowest <= value < end]:
+            found = moving[bisect_right(starts, launch.words[word]) - 1]
+            if (launch.index, word) not in owned and found.covers(launch.words[word]):
+                yield launch, f"has a word {word} that is an address without a slot: of {name_of(found.key)}"
 
 
 def _wrong(facts: _Facts, launch: Launch, slot: Slot) -> str:

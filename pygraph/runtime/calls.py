@@ -42,12 +42,15 @@ class OperatorCall:
     def operands(self) -> Iterator[tuple[Any, Any]]:
         """Each argument of the schema with its value."""
         for position, argument in enumerate(self.op._schema.arguments):
-            if position < len(self.args):
-                yield argument, self.args[position]
-            elif argument.name in self.kwargs:
-                yield argument, self.kwargs[argument.name]
-            else:
-                yield argument, argument.default_value if argument.has_default_value() else None
+            yield argument, self.value(position, argument)
+
+    def value(self, position: int, argument: Any) -> Any:
+        """That of ``argument``, which is at ``position`` of the schema."""
+        if position < len(self.args):
+            return self.args[position]
+        if argument.name in self.kwargs:
+            return self.kwargs[argument.name]
+        return argument.default_value if argument.has_default_value() else None
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor argument."""

@@ -220,7 +220,7 @@ def describe_region(
 
     def block(nbytes: int, died: int, offsets: Mapping[int, int]) -> Block:
         inside = ((patch, offset) for index, offset in offsets.items() for patch in patches[_POOL, index])
-        return Block(nbytes, died, tuple(replace(patch, delta=patch.delta + offset) for patch, offset in inside))
+        return Block(nbytes, died, tuple(Patch(p.launch, p.place, p.delta + offset) for p, offset in inside))
 
     def argument(index: int, captured: Any) -> Argument:
         if not isinstance(captured, torch.Tensor):

@@ -10,6 +10,7 @@ A driver says how one operator is taken (``OperatorObserver.observe``), and whos
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -60,18 +61,31 @@ class OperatorObserver(TorchDispatchMode, ABC):
 def operands(call: OperatorCall) -> Iterator[tuple[torch.Tensor | None, bool, bool]]:
     """Each tensor that an operator is given, in the order of its schema, and whether it may read and write that. None
     stands for a number where a tensor is declared."""
-    for argument, value in call.operands():
-        reads, writes = is_read(call.op._schema, argument), is_written(call.op._schema, argument)
-        for item in leaves(value):
-            if isinstance(item, torch.Tensor):
-                yield item, reads, writes
-            elif "Tensor" in str(argument.type):
-                yield None, False, False
+    for position, argument, reads, writes in _given_tensors(call.op):
+        for item in leaves(call.value(position, argument)):
+            is_tensor = isinstance(item, torch.Tensor)
+            yield (item, reads, writes) if is_tensor else (None, False, False)
+
+
+@functools.lru_cache(maxsize=1024)
+def _given_tensors(op: OpOverload) -> tuple[tuple[int, Any, bool, bool], ...]:
+    """The arguments of an operator that are tensors or lists of them: position, argument, whether it may read and write
+    them."""
+    schema = op._schema
+    found = ((at, each) for at, each in enumerate(schema.arguments) if "Tensor" in str(each.type))
+    return tuple((at, each, is_read(schema, each), is_written(schema, each)) for at, each in found)
+
+
+@functools.lru_cache(maxsize=1024)
+def offset_of(op: OpOverload) -> tuple[int, Any] | None:
+    """The argument by which an operator is given an offset from the start of a storage, and its position, if any."""
+    return next(((at, each) for at, each in enumerate(op._schema.arguments) if each.name == "storage_offset"), None)
 
 
 def uses_absolute_offset(call: OperatorCall) -> bool:
     """Whether an operator is given an offset from the start of a storage: where in that its tensors lie is baked in."""
-    return any(argument.name == "storage_offset" and value is not None for argument, value in call.operands())
+    found = offset_of(call.op)
+    return found is not None and call.value(*found) is not None
 
 
 def draws(op: OpOverload) -> bool:

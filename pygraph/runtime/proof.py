@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from pygraph.cache import kept_under, load_json, store_json, warn_once
-from pygraph.program.dependences import order_of
 from pygraph.program.program import NonPointerWord, Program, Slot
 from pygraph.program.recording import Allocation, AllocationKind, Launch, Recording
 from pygraph.runtime.identity import program_key
@@ -114,15 +113,21 @@ class Proof:
         addresses, others = AddressMap(recording.allocations), AddressMap(memory)
         if addresses.overlap is not None or not self._addresses:
             return None
-        low = min((each.address for each in addresses.moving), default=0) - _NEAR
-        high = max((each.address + each.nbytes for each in addresses.moving), default=0) + _NEAR
+        first, behind = addresses.bounds
+        low, high = first - _NEAR, behind + _NEAR
+        start, end = others.bounds
         slots: list[Slot] = []
         non_pointers: list[NonPointerWord] = []
         for launch in recording.launches:
             proven: set[frozenset[int]] = self._addresses.get(_kernel(launch), set())
             unowned = {each.word for each in launch.unowned}
             found, stray, words = len(slots), False, set[int]()
-            for position, word in enumerate(launch.words):  # some ten thousand, of which most are small numbers
+            likely = [  # of some ten thousand words, most of which are small numbers
+                (position, word)
+                for position, word in enumerate(launch.words)
+                if low <= word < high or start <= word < end or position in unowned
+            ]
+            for position, word in likely:
                 near = low <= word < high
                 places = addresses.places(word, launch.index) if near else []
                 if places:
@@ -202,13 +207,14 @@ def _patched(program: Program) -> list[frozenset[int]]:
 
 def _structure(program: Program) -> str:
     """A hash of what each launch is given, with intermediates numbered as they are met, and of which launches wait for
-    which."""
-    given: dict[int, set[tuple[str, int]]] = {}
+    which. That they wait for all that they depend on, in the bytes of any size, is for the verifier to say."""
     met: dict[int, int] = {}
-    for slot in program.slots:
-        index = met.setdefault(slot.index, len(met)) if slot.kind is AllocationKind.POOL else slot.index
-        given.setdefault(slot.launch, set()).add((slot.kind.value, index))
-    operands = [(launch, sorted(keys)) for launch, keys in sorted(given.items())]
+    pool = AllocationKind.POOL
+    given = sorted(
+        {
+            (slot.launch, met.setdefault(slot.index, -1 - len(met)) if slot.kind is pool else slot.index)
+            for slot in program.slots
+        }
+    )
     waits = program.recording.phases if program.order is None else program.order.edges
-    facts = operands, program.order is None, waits, order_of(program.recording, program.slots).edges
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+    return hashlib.sha256(repr((given, program.order is None, waits)).encode()).hexdigest()

@@ -8,7 +8,7 @@ owns.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
@@ -104,6 +104,13 @@ class AddressMap:
         pairs = ((low, high) for low, high in pairwise(self._solid) if high.address < low.address + low.nbytes)
         self.overlap = next(pairs, None)
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first address of any, and the one behind the last that is one; both 0 where there are none."""
+        if not self.moving:
+            return 0, 0
+        return min(each.address for each in self.moving), 1 + max(each.address + each.nbytes for each in self.moving)
+
     def inside(self, word: int) -> Allocation | None:
         """The allocation that ``word`` points into, born or not."""
         position = bisect_right(self._starts, word) - 1
@@ -146,27 +153,21 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     slots: list[Slot] = []
     padding: list[tuple[int, int]] = []
     non_pointers: list[NonPointerWord] = []
-    for a, position in _words(first):
-        b = second.launches[a.index]
-        verdict = pair.verdict(a, b, position)
-        if isinstance(verdict, Refusal):
-            return verdict
-        if isinstance(verdict, Slot):
-            slots.append(verdict)
-        elif verdict is not None:
-            non_pointers.append(verdict)
-        elif a.words[position] != b.words[position]:
-            if a.call in python and a.index not in explained:
-                said = f"word {position} is another number in the second capture of {a.call}"
-                return Refusal.at(a, "unstable-number", f"{said}, which depends on more than its arguments")
-            padding.append((a.index, position))
+    for a, b in zip(first.launches, second.launches, strict=True):
+        for position in pair.doubtful(a, b):
+            verdict = pair.verdict(a, b, position)
+            if isinstance(verdict, Refusal):
+                return verdict
+            if isinstance(verdict, Slot):
+                slots.append(verdict)
+            elif verdict is not None:
+                non_pointers.append(verdict)
+            elif a.words[position] != b.words[position]:
+                if a.call in python and a.index not in explained:
+                    said = f"word {position} is another number in the second capture of {a.call}"
+                    return Refusal.at(a, "unstable-number", f"{said}, which depends on more than its arguments")
+                padding.append((a.index, position))
     return SlotTable(tuple(slots), tuple(padding), sequence(first), tuple(non_pointers))
-
-
-def _words(recording: Recording) -> Iterator[tuple[Launch, int]]:
-    """Each word: the launch that it belongs to, and its position there."""
-    for launch in recording.launches:
-        yield from ((launch, position) for position in range(len(launch.words)))
 
 
 def sequence(recording: Recording) -> _Shape:
@@ -195,6 +196,18 @@ class _Pair:
         self.moves: dict[int, list[Allocation]] = {}
         for allocation in self.left.moving:
             self.moves.setdefault(there[allocation.key] - allocation.address, []).append(allocation)
+        self._bounds = [each.bounds for each in (self.left, self.right, self.known)]
+
+    def doubtful(self, a: Launch, b: Launch) -> list[int]:
+        """The words of a launch that need a verdict: not those, some ten thousand in a large region, that are the same
+        number in both captures, and far from all memory."""
+        (first, behind), (low, high), (start, end) = self._bounds
+        unowned = {each.word for each in (*a.unowned, *b.unowned)}
+        return [
+            position
+            for position, (x, y) in enumerate(zip(a.words, b.words, strict=True))
+            if x != y or first <= x < behind or low <= x < high or start <= x < end or position in unowned
+        ]
 
     def verdict(self, a: Launch, b: Launch, position: int) -> Slot | NonPointerWord | Refusal | None:
         """The kind of a word, by both captures: a slot, inert, a doubt, or None for a number."""

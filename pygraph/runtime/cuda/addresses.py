@@ -12,7 +12,7 @@ import functools
 import itertools
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -249,7 +249,7 @@ def with_unowned(
 
     @functools.cache  # what a word is, is the same wherever it stands
     def look_up(word: int) -> tuple[UnownedMemory, str] | None:
-        if not _LOWEST <= word < _HIGHEST or word in ends or moving.inside(word) is not None or own(word):
+        if word in ends or moving.inside(word) is not None or own(word):
             return None
         if any(constant.covers(word) for constant in constants):
             return None
@@ -272,13 +272,13 @@ def with_unowned(
         where = f"torch uses {nbytes} bytes from {start:#x} there"
         return UnownedMemory.BLOCK if word == start else UnownedMemory.WITHIN, f"{detail}: {where}"
 
-    def unowned(launch: Launch) -> Iterator[UnownedAddress]:
-        for position, word in enumerate(launch.words):
-            found = look_up(word)
-            if found is not None:
-                yield UnownedAddress(position, *found)
+    def looked_up(launch: Launch) -> Launch:
+        likely = [(at, word) for at, word in enumerate(launch.words) if _LOWEST <= word < _HIGHEST]
+        found = ((at, look_up(word)) for at, word in likely)
+        unowned = tuple(UnownedAddress(at, *known) for at, known in found if known is not None)
+        return replace(launch, unowned=unowned) if unowned else launch
 
-    return tuple(replace(launch, unowned=tuple(unowned(launch))) for launch in launches)
+    return tuple(map(looked_up, launches))
 
 
 def _blocks() -> list[tuple[int, int, bool]]:

@@ -14,9 +14,12 @@ with its next update, so that everything is copied at once.
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -33,8 +36,8 @@ _BUFFER_SIZE = 2
 _CODE = ("NUM_REGS", "SHARED_SIZE_BYTES", "CONST_SIZE_BYTES", "LOCAL_SIZE_BYTES", "PTX_VERSION", "BINARY_VERSION")
 """Attributes of a function, ``CU_FUNC_ATTRIBUTE_…``, that follow from its code."""
 
-_PIECE = 4
-"""Bytes of the largest piece that cannot be an address."""
+_FORMATS = {WORD: "Q", 4: "I", 2: "H", 1: "B"}
+"""How the ``struct`` module names numbers, by their bytes: the largest is an address, perhaps; others are none."""
 
 
 class Reader:
@@ -42,11 +45,10 @@ class Reader:
 
     def __init__(self, driver: ModuleType) -> None:
         self.driver = driver
-        self._functions: dict[int, tuple[str, tuple[tuple[int, int], ...], tuple[int, ...]]] = {}
+        self._functions: dict[int, Function] = {}
 
-    def function(self, params: Any) -> tuple[int, str, tuple[tuple[int, int], ...], tuple[int, ...]]:
-        """The identity of a kernel node's function, its name, the (offset, size) of its parameters in bytes, and
-        what the driver says of its code: a library that compiles at run time may load one kernel many times."""
+    def function(self, params: Any) -> Function:
+        """The function of a kernel node."""
         function = params.func
         if not int(function):
             function = call(self.driver.cuKernelGetFunction, params.kern)
@@ -58,8 +60,64 @@ class Reader:
             attributes = self.driver.CUfunction_attribute
             wanted = (getattr(attributes, f"CU_FUNC_ATTRIBUTE_{name}") for name in _CODE)
             code = tuple(int(call(self.driver.cuFuncGetAttribute, each, function)) for each in wanted)
-            self._functions[identity] = (call(self.driver.cuFuncGetName, function).decode(), tuple(layout), code)
-        return (identity, *self._functions[identity])
+            name = call(self.driver.cuFuncGetName, function).decode()
+            self._functions[identity] = Function(identity, name, tuple(layout), code)
+        return self._functions[identity]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel's function, as the driver knows it.
+
+    Args:
+        identity: its handle
+        name: its symbol
+        layout: the (offset, size) of each parameter, bytes
+        attributes: what the driver says of its code: a library that compiles at run time may load one kernel many times
+    """
+
+    identity: int
+    name: str
+    layout: tuple[tuple[int, int], ...]
+    attributes: tuple[int, ...]
+
+    @cached_property
+    def code(self) -> str:
+        """A hash of all that follows from its code, whichever process loaded it."""
+        return hashlib.sha256(repr((self.layout, self.attributes)).encode()).hexdigest()
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of its parameters, with padding between them."""
+        return max((offset + nbytes for offset, nbytes in self.layout), default=0)
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """The (offset, size) of the words of its parameters: 8 bytes where they are aligned, else numbers of 4, 2 or 1.
+
+        A word never crosses from one parameter into the next, and padding between parameters is nobody's.
+        """
+        places: list[tuple[int, int]] = []
+        for offset, nbytes in self.layout:
+            end = offset + nbytes
+            while offset < end:
+                size = next(size for size in _FORMATS if offset % size == 0 and size <= end - offset)
+                places.append((offset, size))
+                offset += size
+        return tuple(places)
+
+    @cached_property
+    def _numbers(self) -> struct.Struct:
+        """The words in a buffer of its parameters."""
+        text, end = "<", 0
+        for offset, size in self.places:
+            text += f"{offset - end}x{_FORMATS[size]}"
+            end = offset + size
+        return struct.Struct(text)
+
+    def words(self, blob: bytes) -> tuple[int, ...]:
+        """The words in ``blob``, its parameters in one buffer."""
+        return self._numbers.unpack(blob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +154,16 @@ class KernelNode(Node):
     @classmethod
     def read(cls, reader: Reader, index: int, handle: Any) -> tuple[KernelNode, Launch]:
         params = call(reader.driver.cuGraphKernelNodeGetParams, handle)
-        identity, name, layout, code = reader.function(params)
-        blob, places = _parameters(params, layout, name), _split(layout)
-        words = tuple(int.from_bytes(blob[place : place + size], "little") for place, size in places)
+        function = reader.function(params)
+        blob = _parameters(params, function)
         geometry = Geometry(
             (int(params.gridDimX), int(params.gridDimY), int(params.gridDimZ)),
             (int(params.blockDimX), int(params.blockDimY), int(params.blockDimZ)),
             int(params.sharedMemBytes),
         )
-        facts: dict[str, Any] = {"geometry": geometry, "code": (layout, geometry.block, code)}
-        launch = Launch(index, LaunchKind.KERNEL, name, words, (identity, layout), **facts)
-        return cls(int(handle), blob, layout, places), launch
+        known = (LaunchKind.KERNEL, function.name, function.words(blob), (function.identity, function.layout))
+        launch = Launch(index, *known, geometry=geometry, code=(function.code, geometry.block))
+        return cls(int(handle), blob, function.layout, function.places), launch
 
     def native(self, module: Any, handle: int, segment: int) -> Any:
         return module.KernelNode(handle, segment, self.blob, list(self.layout))
@@ -258,20 +315,20 @@ def read_nodes(
     return nodes, launches
 
 
-def _parameters(params: Any, layout: Sequence[tuple[int, int]], name: str) -> bytes:
+def _parameters(params: Any, function: Function) -> bytes:
     """A copy of a kernel's parameter buffer, whichever way the node holds it."""
-    size = max((offset + nbytes for offset, nbytes in layout), default=0)
+    size = function.size
     if not size:
         return b""
     if params.kernelParams:
-        pointers = ctypes.cast(int(params.kernelParams), ctypes.POINTER(ctypes.c_void_p))
+        pointers = (ctypes.c_void_p * len(function.layout)).from_address(int(params.kernelParams))
         blob = bytearray(size)
-        for index, (offset, nbytes) in enumerate(layout):
-            blob[offset : offset + nbytes] = ctypes.string_at(pointers[index], nbytes)
+        for pointer, (offset, nbytes) in zip(pointers, function.layout, strict=True):
+            blob[offset : offset + nbytes] = ctypes.string_at(pointer, nbytes)
         return bytes(blob)
     if not params.extra:
-        raise CaptureError("unknown-parameters", f"{name} has no parameters to be read")
-    return _packed(int(params.extra), size, name)
+        raise CaptureError("unknown-parameters", f"{function.name} has no parameters to be read")
+    return _packed(int(params.extra), size, function.name)
 
 
 def _packed(extra: int, size: int, name: str) -> bytes:
@@ -287,19 +344,3 @@ def _packed(extra: int, size: int, name: str) -> bytes:
         raise CaptureError("unknown-parameters", f"{name} has packed parameters without a buffer")
     held = ctypes.cast(length, ctypes.POINTER(ctypes.c_size_t))[0] if length else size
     return ctypes.string_at(pointer, min(held, size)).ljust(size, b"\0")
-
-
-def _split(layout: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The (offset, size) of the words of the parameters: 8 bytes where they are aligned, the pieces between those.
-
-    A word never crosses from one parameter into the next, and padding between parameters is nobody's.
-    """
-    places: list[tuple[int, int]] = []
-    for offset, nbytes in layout:
-        end = offset + nbytes
-        while offset < end:
-            whole = offset % WORD == 0 and end - offset >= WORD
-            size = WORD if whole else min(_PIECE - offset % _PIECE, end - offset)
-            places.append((offset, size))
-            offset += size
-    return tuple(places)

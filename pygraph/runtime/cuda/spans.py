@@ -17,6 +17,8 @@ import types
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -42,7 +44,7 @@ from pygraph.runtime.calls import OperatorCall, tensors_in
 from pygraph.runtime.cuda.nodes import Node
 from pygraph.runtime.eager import RecordedCall, is_eager
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
-from pygraph.runtime.observe import OperatorObserver, operands, uses_absolute_offset
+from pygraph.runtime.observe import OperatorObserver, offset_of, operands, uses_absolute_offset
 from pygraph.runtime.provenance import blame, blaming, here, ran
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import rebound
@@ -101,7 +103,11 @@ class Operand:
     @classmethod
     def of(cls, tensor: torch.Tensor, *, writes: bool, exact: bool = True, reads: bool = True) -> Operand:
         """``tensor``, of which a call uses its elements alone, if ``exact``."""
-        made = Bytes.of(0, tensor.size(), tensor.stride(), tensor.element_size()) if exact else None
+        made = None
+        if exact and tensor.is_contiguous():
+            made = Bytes(0, tensor.nbytes)
+        elif exact:
+            made = Bytes.of(0, tensor.size(), tensor.stride(), tensor.element_size())
         return cls(tensor.data_ptr(), made, writes, reads or not exact)
 
 
@@ -293,7 +299,8 @@ def with_calls(
     addresses = AddressMap(allocations)
     reach = _reach(allocations, addresses)
     everything = (addresses, [a for a in allocations if a.kind is AllocationKind.CONSTANT])
-    made = [replace(launch, random=any(word in random for word in launch.words)) for launch in launches]
+    drawn = frozenset(random)
+    made = [launch if drawn.isdisjoint(launch.words) else replace(launch, random=True) for launch in launches]
     for number, span in enumerate(spans):
         only_read = _owners(span.reads, addresses) - _owners(span.writes, addresses)
         may_access = reach(span)
@@ -380,6 +387,8 @@ def with_eager(
 ) -> Merged:
     """``launches`` and their ``nodes``, with a launch for each of ``calls``; numbers count these, too. A phase ends
     before a call: what is launched after it waits for all that was before."""
+    if not calls:
+        return Merged(tuple(launches), tuple(nodes), tuple(phases), tuple(allocations))
     merged: list[Launch] = []
     places: list[Node | None] = []
     ranks: list[int] = []
@@ -443,9 +452,9 @@ class _Operators(OperatorObserver):
             raise CaptureError("collective", f"{func} talks to other processes")
         if schema.name in _HOST_READS:
             raise CaptureError("host-read", f"{func} reads device memory while capturing")
-        for _, value in call.operands():
+        for value in (*call.args, *call.kwargs.values()):
             _refuse_host(func, value)
-        exact = all(argument.name != "storage_offset" for argument in schema.arguments)  # else it looks around them
+        exact = offset_of(func) is None  # else it looks around them
         given = [Operand.of(t, exact=exact, reads=r, writes=w) for t, r, w in operands(call) if t is not None]
         if uses_absolute_offset(call):
             self._observer.absolute += [operand.address for operand in given]
@@ -548,38 +557,42 @@ class _Kernel:
 
     def __init__(self, observer: Observer, kernel: Any, nondeterministic: bool) -> None:
         self._observer, self._kernel, self._nondeterministic = observer, kernel, nondeterministic
+        self._name = str(getattr(getattr(kernel, "fn", None), "__name__", "triton"))
+        self._generated = self._name.startswith(_GENERATED)
+        self._parameters = _parameters(kernel, self._name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel, and note what its parameters' names say."""
-        operands = _triton_operands(self._kernel, args, kwargs)
-        name = str(getattr(getattr(self._kernel, "fn", None), "__name__", "triton"))
-        run, known = (lambda: self._kernel.run(*args, **kwargs)), self._nondeterministic
+        run = partial(self._kernel.run, *args, **kwargs)
         given = tensors_in([*args, *kwargs.values()])
-        closed = name.startswith(_GENERATED) or all(t.dtype not in _ADDRESSES for t in given)
-        return self._observer.call(name, operands, run, nondeterministic=known, closed=closed)
+        closed = self._generated or all(t.dtype not in _ADDRESSES for t in given)
+        operands, known = self._operands(args, kwargs), self._nondeterministic
+        return self._observer.call(self._name, operands, run, nondeterministic=known, closed=closed)
+
+    def _operands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Operand]:
+        """What the kernel is given. One of the user's may go beyond a tensor's elements."""
+        exact, unknown = self._generated, (True, True)
+        operands: list[Operand] = []
+        for value, (reads, writes) in zip_longest(args, self._parameters[: len(args)], fillvalue=unknown):
+            operands += [Operand.of(t, writes=writes, exact=exact, reads=reads) for t in tensors_in(value)]
+        operands += [Operand.of(t, writes=True, exact=False) for value in kwargs.values() for t in tensors_in(value)]
+        return operands
 
 
-def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Operand]:
-    """What a kernel is given: those that it only reads by the names of its parameters. Kernels of the user's may go
-    beyond a tensor's elements."""
+def _parameters(kernel: Any, kernel_name: str) -> list[tuple[bool, bool]]:
+    """Whether a Triton kernel may read and write what it is given, by position, as the names of its parameters say."""
     mutated = getattr(kernel, "mutated_arg_names", None)
     signature = (getattr(kernel, "triton_meta", None) or {}).get("signature")
     names = list(signature) if isinstance(signature, dict) and mutated is not None else []
-    kernel_name = str(getattr(getattr(kernel, "fn", None), "__name__", ""))
-    exact = kernel_name.startswith(_GENERATED)
-    operands: list[Operand] = []
-    for position, value in enumerate(args):
-        name = names[position] if position < len(names) else ""
+    found: list[tuple[bool, bool]] = []
+    for name in names:
         whole = name not in (mutated or ())  # it stores to all of what it stores to
         read_only, write_only = (whole and name.startswith(known) for known in (_READ_ONLY_NAMES, _WRITE_ONLY_NAMES))
-        write_only = write_only and not kernel_name.startswith(_TEMPLATES)
-        facts = {"writes": not read_only, "exact": exact, "reads": not write_only}
-        operands += [Operand.of(t, **facts) for t in tensors_in(value)]
-    operands += [Operand.of(t, writes=True, exact=False) for value in kwargs.values() for t in tensors_in(value)]
-    return operands
+        found.append((not write_only or kernel_name.startswith(_TEMPLATES), not read_only))
+    return found
 
 
 def _rebound(observer: Observer, fn: Callable[..., Any]) -> contextlib.AbstractContextManager[Callable[..., Any]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from pygraph.program.program import Layout, Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, LaunchKind, is_written
-from pygraph.runtime.cuda.spans import Observer, Operand, Span, _Kernel, _triton_operands, observing, with_calls
+from pygraph.runtime.cuda.spans import Observer, Operand, Span, _Kernel, observing, with_calls
 from tests.runtime.captures import Capture
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
@@ -144,36 +144,42 @@ def test_a_call_that_is_given_memory_of_nobodys_may_do_anything() -> None:
 class Compiled:
     """One of Inductor's kernels, or of the user's, by its name."""
 
-    run: Callable[..., None]
-
     def __init__(self, name: str, *parameters: str, mutated: tuple[str, ...] = ()) -> None:
         self.fn = types.SimpleNamespace(__name__=name)
         self.triton_meta = {"signature": dict.fromkeys(parameters, "*fp32")}
         self.mutated_arg_names = list(mutated)
+        self.run = lambda *args: None
+
+
+def operands_of(kernel: Compiled, *args: Any) -> tuple[Operand, ...]:
+    """What a kernel is known to be given, once it has run."""
+    observer = Observer(lambda: 0)
+    _Kernel(observer, kernel, nondeterministic=False).run(*args)
+    return observer.spans[-1].operands
 
 
 def test_kernels_of_inductors_use_elements_alone_and_say_by_name_what_they_write() -> None:
     x, y = torch.zeros(4, 8)[:, 2:4], torch.zeros(6)
     parameters = ("in_ptr0", "in_ptr1", "in_out_ptr0", "out_ptr0", "out_ptr1")
     kernel = Compiled("triton_poi_0", *parameters, mutated=("in_ptr1", "out_ptr0"))
-    assert _triton_operands(kernel, [x, y, y, y, y, 7], {}) == [
+    assert operands_of(kernel, x, y, y, y, y, 7) == (
         Operand(x.data_ptr(), Bytes(0, 104, 32, 8), writes=False),
         *[Operand(y.data_ptr(), Bytes(0, 24), writes=True)] * 3,
         Operand(y.data_ptr(), Bytes(0, 24), writes=True, reads=False),
-    ]
-    (sum_of,) = _triton_operands(Compiled("triton_tem_fused_0", "out_ptr0"), [y], {})
+    )
+    (sum_of,) = operands_of(Compiled("triton_tem_fused_0", "out_ptr0"), y)
     assert sum_of == Operand(y.data_ptr(), Bytes(0, 24), writes=True)
-    own = _triton_operands(Compiled("my_kernel", "in_ptr0", "out_ptr0"), [x, x], {})
-    assert own == [Operand(x.data_ptr(), None, writes=written) for written in (False, True)]
+    own = operands_of(Compiled("my_kernel", "in_ptr0", "out_ptr0"), x, x)
+    assert own == tuple(Operand(x.data_ptr(), None, writes=written) for written in (False, True))
+    unknown = operands_of(Compiled("triton_poi_0", "in_ptr0"), y, x, y)
+    assert [operand.writes for operand in unknown] == [False, True, True]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.int32])
 def test_a_kernel_of_the_users_that_may_be_given_addresses_may_do_anything(dtype: torch.dtype) -> None:
     observer = Observer(lambda: 0)
     for name in ("triton_poi_0", "my_kernel"):
-        kernel = Compiled(name, "in_ptr0")
-        kernel.run = lambda *args: None
-        _Kernel(observer, kernel, nondeterministic=False).run(torch.zeros(4, dtype=dtype))
+        _Kernel(observer, Compiled(name, "in_ptr0"), nondeterministic=False).run(torch.zeros(4, dtype=dtype))
     assert [span.closed for span in observer.spans] == [True, dtype is torch.int32]
 
 

@@ -11,7 +11,16 @@ from cuda.bindings.driver import CUgraphNodeType, CUmemorytype
 
 from pygraph.errors import CaptureError
 from pygraph.program.recording import Geometry, Launch, LaunchKind
-from pygraph.runtime.cuda.nodes import _CODE, CopyNode, EventNode, FillNode, KernelNode, Node, read_nodes
+from pygraph.runtime.cuda.nodes import (
+    _CODE,
+    CopyNode,
+    EventNode,
+    FillNode,
+    Function,
+    KernelNode,
+    Node,
+    read_nodes,
+)
 from tests.runtime.captures import reads, writes
 
 A, B = 0x7F00_0000_1000, 0x7F00_0000_2000
@@ -127,7 +136,9 @@ def test_a_kernel_reads_the_same_however_it_holds_its_parameters(packed: tuple[i
     assert launch.kind is LaunchKind.KERNEL
     assert launch.name == "kernel_7"
     assert launch.signature == (7, tuple(LAYOUT[7]))
-    assert launch.code == (tuple(LAYOUT[7]), (1, 1, 1), tuple(len(name) + 7 for name in _CODE))
+    attributes = tuple(len(name) + 7 for name in _CODE)
+    assert launch.code == (Function(8, "another handle", tuple(LAYOUT[7]), attributes).code, (1, 1, 1))
+    assert launch.code != (Function(7, "kernel_7", tuple(LAYOUT[7]), (*attributes[1:], 0)).code, (1, 1, 1))
     assert launch.geometry == Geometry((1, 1, 1), (1, 1, 1), 0)
 
 
@@ -138,11 +149,19 @@ def test_a_kernel_without_a_function_is_asked_for_its_kernel() -> None:
 
 
 def test_an_unaligned_struct_gives_whole_words_only_where_they_are_aligned() -> None:
-    blob = b"\x05\x00\x00\x00" + word(A) + b"\x06\x00\x00\x00"
-    (found,), (launch,) = read(kernel(b"\x00" * 4, blob), layouts={7: [(0, 4), (4, 16)]})
+    blob = b"\x05\x00\x00\x00" + word(A) + b"\x06\x00\x00\x00" + b"\x07\x00\x08"
+    (found,), (launch,) = read(kernel(b"\x00" * 4, blob), layouts={7: [(0, 4), (4, 19)]})
     assert isinstance(found, KernelNode)
-    assert found.places == ((0, 4), (4, 4), (8, 8), (16, 4))
-    assert launch.words == (0, 5, int.from_bytes(blob[4:12], "little"), 6)
+    assert found.places == ((0, 4), (4, 4), (8, 8), (16, 4), (20, 2), (22, 1))
+    assert launch.words == (0, 5, int.from_bytes(blob[4:12], "little"), 6, 7, 8)
+
+
+def test_padding_between_parameters_is_no_word() -> None:
+    held = [b"\x01\x00\x00\x00", word(A)]
+    (found,), (launch,) = read(kernel(*held), layouts={7: [(4, 4), (16, 8)]})
+    assert isinstance(found, KernelNode)
+    assert found.blob == b"\x00" * 4 + held[0] + b"\x00" * 8 + held[1]
+    assert (found.places, launch.words) == (((4, 4), (16, 8)), (1, A))
 
 
 def test_a_kernel_without_parameters() -> None:
