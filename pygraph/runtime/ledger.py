@@ -11,6 +11,9 @@ replays. It is captured where
     or missed ≥ cost                        its own calls would have paid for it
     or it came back 32 times                and missed ≥ cost / 4
 
+A capture in another order of launches is one like any other. Its variant misses nothing, so captures have to have paid:
+until then, it is replayed in the order of the program.
+
 So sizes that never return cost three captures, however many there are. A size that does return is captured after the
 calls that lose as much as its capture costs: whatever comes later, that is at most twice the least possible (ski
 rental); some five times where captures are dear. One that was evicted waits for twice as long each time. Where replays
@@ -89,12 +92,17 @@ class Ledger:
         account.replayed = min(account.replayed, 1e6 * seconds)
         account.timed += 1
 
-    def captured(self, account: Account, seconds: float) -> None:
-        """A call that captured, or tried to, took so long."""
-        cost = 1e6 * seconds - min(account.uncaptured, 1e6 * seconds)
+    def captured(self, account: Account, seconds: float, *, ran: bool) -> None:
+        """A call that captured, or tried to, took so long. ``ran``: with an uncaptured call; else it was replayed."""
+        cost = 1e6 * seconds - (min(account.uncaptured, 1e6 * seconds) if ran else 0.0)
         self.attempts += 1
         self.spent_us += cost
         self.cost_us = cost if self.attempts == 1 else min(self.cost_us, cost)
+
+    @property
+    def owed_us(self) -> float:
+        """µs that replays have to save until another capture is paid for; at most 0 where it is, or is on credit."""
+        return (self.attempts + 1 - CREDIT) * self.cost_us - self.saved_us
 
     def settle(self, replays: int, account: Account | None = None) -> None:
         """Count those of so many ``replays`` of the region that are not counted yet, and take further ones for those of
@@ -118,11 +126,9 @@ class Ledger:
         return agreed
 
     def _pays(self, account: Account, calls: int) -> bool:
-        if not self.attempts:
+        if not self.attempts or self.owed_us <= 0:
             return True
         cost = self.cost_us
-        if (self.attempts + 1 - CREDIT) * cost <= self.saved_us:
-            return True
         saving = self.saved_us / self.replays if self.replays else _HOPED * account.uncaptured
         if calls < 2 or saving < _LEAST * account.uncaptured:  # the only one may have loaded kernels
             return False

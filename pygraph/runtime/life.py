@@ -2,7 +2,7 @@
 
     call 1        runs uncaptured: it is warm, and the second one is due to be captured
     call 2        its life begins: captured, compared with the run that answers the call, replayed from now on
-    call 3        its life goes on: captured in another order of launches, and compared
+    call 3        its life goes on, once the ledger consents: captured in another order of launches, and compared
     calls 4 to …  replayed in turns of either order, which are timed, until one is kept: its life is over
 
 A variant is what calls of one key and signature have in common. Its life is a generator, ``Lives._live``: each
@@ -21,7 +21,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from math import ceil, inf
 from typing import Any, TypeAlias
 
 import torch
@@ -142,6 +142,8 @@ class Lives:
         """The variant of which the last replay that could be judged was the odd one, and what the call was given."""
         self._queued = 0
         """Calls, since the last turn of a contest, of variants that wait for one to end."""
+        self._paths: dict[int, int] = {}
+        """The longest path of programs by how many launches they have: those of other sizes differ little."""
         self._began: float | None = None
         """When the call began that captures, if one does now."""
 
@@ -188,13 +190,13 @@ class Lives:
         return outputs
 
     def may_go_on(self, variant: Variant, args: Sequence[Any]) -> bool:
-        """True if a call is one that the life of a captured variant waits for. Where the last few variants kept the
-        order of the program, no other is tried any more: each takes a capture."""
-        if not is_alive(variant.life) or self.ballot is not None or not variant.fits(args):
+        """True if a call is one that the life of a captured variant waits for, and another capture pays."""
+        if not is_alive(variant.life) or self.ballot is not None:
             return False
-        last = [each.order for each in self.record.orders][-_CONTESTS:]
-        if last == [PROGRAM] * _CONTESTS:
+        if self._no_order_gains:
             self._keep_order(variant)
+            return False
+        if not self._pays or not variant.fits(args):
             return False
         if self.table.contested_now < _CONTESTS:
             return True
@@ -209,6 +211,7 @@ class Lives:
         early = self.is_known(variant, call.args)
         with self._charged(variant):
             made = (self._capture_known if early else self._capture_first)(variant, call)
+            goes_on = made is not None and self._has_another_order(variant, made.program)
         if early:
             variant.account.uncaptured = inf  # of a run that loaded kernels
         if made is None:
@@ -218,11 +221,16 @@ class Lives:
         if known is not None:
             counts["recalled"] += 1
             self.record.orders.append(known)
-        if not self._has_another_order(variant, made.program):
+        if not goes_on:
             return
         del made  # what waits holds nothing of a capture
 
         call = yield
+        with self._charged(variant):
+            self._capture_rival(variant, call)
+
+    def _capture_rival(self, variant: Variant, call: Call) -> None:
+        """Capture in the other order, compare, and replay in turns of either from now on."""
         rival = self.try_capture(call.args, DEPENDENCES)
         if isinstance(rival, Refusal) or rival.program.order is None:  # or it would take too much memory
             self._keep_order(variant, rival)
@@ -290,12 +298,13 @@ class Lives:
     @contextlib.contextmanager
     def _charged(self, variant: Variant) -> Iterator[None]:
         """The ledger pays for the call that captures, unless the user asks for it."""
-        self._began = self.subject.clock()
+        self._began, before = self.subject.clock(), self.record.uncaptured
         try:
             yield
         finally:
             if self._ledger is not None and not is_asked():
-                self._ledger.captured(variant.account, self.subject.clock() - self._began)
+                ran = self.record.uncaptured > before
+                self._ledger.captured(variant.account, self.subject.clock() - self._began, ran=ran)
             self._began = None
 
     # -- the parts of a life -------------------------------------------------------------------------------------------
@@ -520,10 +529,30 @@ class Lives:
         if self._ledger is not None:
             self._ledger.settle(self.record.replays, variant.account)
         plain = self.key is not None and self.key.plain and self.subject.options.verify_every != 1
-        usable = plain and self.left is None and self.ballot is None and not is_alive(variant.life)
+        waits = is_alive(variant.life)
+        usable = plain and self.left is None and self.ballot is None and not (waits and self._pays)
         replay = variant.replay if usable else None
+        if replay is not None and waits:
+            replay = self._until_paid(variant, replay)
         checked = variant.checked
         self.latest = replay if replay is None or checked is None else self._unverified(checked, replay)
+
+    def _until_paid(self, variant: Variant, replay: Replay) -> Replay:
+        """``replay``, so often as ``variant``, which waits, has to be replayed until another capture is paid for."""
+        saving = variant.account.saving
+        if self._ledger is None or saving <= 0:
+            return replay
+        left = ceil(self._ledger.owed_us / saving)
+
+        def replay_counted(args: list[Any]) -> Sequence[Any] | None:
+            nonlocal left
+            outputs = replay(args)
+            left -= outputs is not None
+            if left <= 0:
+                self.prefer(variant)
+            return outputs
+
+        return replay_counted
 
     def _unverified(self, checked: Checked, replay: Replay) -> Replay:
         """``replay``, but None where the call is one to be verified."""
@@ -596,11 +625,24 @@ class Lives:
 
     def _has_another_order(self, variant: Variant, program: Program) -> bool:
         """True if another order of launches is to be tried for ``variant``."""
-        if not self.subject.driver.parallel or self.subject.options.order == PROGRAM:
+        if not self._measures(variant) or program.order is not None or self._no_order_gains:
             return False
-        path, launches = longest_path(program), len(program.recording.launches)
-        self.record.longest_path = path
-        return self._measures(variant) and program.order is None and path < _WORTH_TRYING * launches
+        launches = len(program.recording.launches)
+        if launches not in self._paths:
+            self._paths[launches] = longest_path(program)
+        self.record.longest_path = self._paths[launches]
+        return self._paths[launches] < _WORTH_TRYING * launches
+
+    @property
+    def _no_order_gains(self) -> bool:
+        """True if the last few variants kept the order of the program: no other is tried any more, since each takes a
+        capture."""
+        return [each.order for each in self.record.orders[-_CONTESTS:]] == [PROGRAM] * _CONTESTS
+
+    @property
+    def _pays(self) -> bool:
+        """True if a capture in another order may be tried: the ledger consents, or the user asks."""
+        return self._ledger is None or is_asked() or self._ledger.owed_us <= 0
 
     def _keep_order(self, variant: Variant, why: object = None) -> None:
         """Replay ``variant`` in the order of the program for good; ``why``: a capture in the other, or its refusal."""

@@ -34,6 +34,7 @@ from pygraph.runtime.contest import _PLAN, Contest, Decision, JointContest
 from pygraph.runtime.contract import Executable, Timer
 from pygraph.runtime.discover import capture
 from pygraph.runtime.events import counts
+from pygraph.runtime.ledger import CREDIT
 from pygraph.runtime.life import Lives
 from pygraph.runtime.live import held_bytes
 from pygraph.runtime.provenance import Refusal
@@ -305,6 +306,85 @@ def test_another_order_is_tried_for_a_few_sizes_at_once_and_no_more_where_it_doe
     world.ran.clear()
     call(region, 3, 2)
     assert world.ran == ["dependences" if tried == 6 else "program"] * 3
+
+
+class Dear(Parallel):
+    """Captures take ``cost`` µs."""
+
+    cost = 10_000.0
+
+    def instantiate(self, program: Program) -> Executable:
+        world.now += self.cost
+        return super().instantiate(program)
+
+
+def test_a_capture_in_another_order_is_paid_for_as_any_other() -> None:
+    region, driver = make(driver=Dear(), order="measured", ledger=True)
+    contested(region)
+    ledger = region.record.ledger
+    assert ledger is not None
+    assert (ledger.attempts, len(driver.executables)) == (2, 2)
+    assert ledger.spent_us == pytest.approx(2 * Dear.cost, rel=0.02)
+
+
+@pytest.mark.parametrize("times", [1, 3], ids=["in-turn", "in-a-row"])
+def test_sizes_that_come_three_times_cost_three_captures_in_whatever_order(times: int) -> None:
+    region, driver = make(driver=Dear(), order="measured", ledger=True)
+    for _ in range(3 // times):
+        for size in range(2, 32):
+            call(region, times, size)
+    assert len(driver.executables) == CREDIT
+
+
+@pytest.mark.parametrize("scalars", [(), (1.5,)], ids=["plain", "floats"])
+def test_another_order_is_tried_once_replays_have_paid_for_it(scalars: tuple[float, ...]) -> None:
+    """Until then, replays take no look at the ledger or at a clock: they are counted."""
+    world.host["dependences"] = 0.5 * FAST
+    region, driver = make(driver=Dear(), order="measured", ledger=True)
+    call(region, 3, 3, *scalars)
+    call(region, 2, 2, *scalars)
+    assert len(driver.executables) == CREDIT
+    needed = math.ceil((Dear.cost + FAST) / (SLOW - FAST))  # a capture is compared
+    for _ in range(needed - 1):
+        call(region, 1, 2, *scalars)
+        assert region.expects_replay() == (not scalars)
+    assert len(driver.executables) == CREDIT
+    assert region.record.contests == 2
+    call(region, 3, 2, *scalars)
+    assert len(driver.executables) == CREDIT + 1
+    call(region, TURNS, 2, *scalars)
+    assert [each.order for each in region.record.orders] == ["dependences"]
+
+
+def test_another_order_waits_for_no_payment_where_replays_save_nothing() -> None:
+    world.host["uncaptured"] = FAST
+    region, driver = make(driver=Dear(), order="measured", ledger=True)
+    call(region, 3, 3)
+    call(region, 500, 2)
+    assert (len(driver.executables), region.expects_replay()) == (CREDIT, True)
+
+
+@pytest.mark.parametrize(("order", "looks"), [("measured", 1), ("dependences", 0)])
+def test_the_longest_path_of_programs_alike_is_looked_for_once_where_it_decides(
+    order: str, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Mock(side_effect=life_module.longest_path)
+    monkeypatch.setattr(life_module, "longest_path", looked)
+    region, _ = make(driver=Parallel(), order=order)
+    for size in range(2, 6):
+        call(region, 2, size)
+    assert (looked.call_count, region.record.captures) == (looks, 4)
+
+
+def test_the_longest_path_is_not_looked_for_where_no_order_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    region, _ = make(driver=Parallel(), order="measured")
+    for size in range(2, 5):
+        call(region, 3 + TURNS, size)
+    assert [each.order for each in region.record.orders] == ["program"] * 3
+    region._lives._paths.clear()
+    monkeypatch.setattr(life_module, "longest_path", Mock(side_effect=AssertionError))
+    call(region, 10, 5)
+    assert (region.record.captures, region.record.contests) == (4, 0)
 
 
 @pytest.mark.parametrize("scalars", [(), (7,)])
