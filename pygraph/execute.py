@@ -307,7 +307,7 @@ class _Compared:
         again = self.ready.run(self.original).seen
         for node, value in self._compared_values():
             expected, actual = (seen[node.name][value.index] for seen in (self.runs[0].seen, again))
-            if isinstance(expected, torch.Tensor) and not same_bytes(expected, actual):
+            if isinstance(expected, torch.Tensor) and not same_bytes([(expected, actual)]):
                 text = apart([expected, expected], actual)
                 return Difference(repr(value), node, text, "the operators one by one, run twice") if text else None
         return None

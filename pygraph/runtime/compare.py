@@ -32,7 +32,7 @@ from pygraph.runtime.critical import unbroken
 from pygraph.runtime.judge import ODD_REPLAY, RANDOM_STATE, RUNS, Outcome, Spread, judge
 from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
-from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, fingerprint, same_bytes, span, take
+from pygraph.runtime.tensors import Snapshot, bits, blocks, digests, extent, fingerprint, same_bytes, span, take
 
 __all__ = ["Verdict", "compare", "observe", "verify"]
 
@@ -410,10 +410,10 @@ class _Trial:
         """Whether copies of arguments that no launch writes still hold what the caller's tensors hold."""
         pairs = ((a, b) for a, b in zip(self.args, self.first_copies, strict=True) if a is not b)
         skip = {id(self.args[p]) for p in self.watched}
-        return all(same_bytes(a, b) for a, b in pairs if id(a) not in skip)
+        return same_bytes((a, b) for a, b in pairs if id(a) not in skip)
 
     def _fingerprints(self) -> list[bytes]:
-        return [digest(span(self.args[p])) for p in self.read_in_place]
+        return digests([span(self.args[p]) for p in self.read_in_place])
 
 
 def _may_be_chance(refusal: Refusal | None) -> TypeGuard[Refusal]:
@@ -512,10 +512,11 @@ def observe(
     outputs: Sequence[Any], args: Sequence[Any], watched: Sequence[int] = (), rng: torch.Tensor | None = None
 ) -> Outcome:
     """The outcome of a run that returned ``outputs`` and left ``args``, of which the ``watched`` ones are results."""
-    contents = [digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs]
-    contents += [digest(span(args[position])) for position in watched]
-    names = [*(f"output {index}" for index in range(len(outputs))), *(f"argument {position}" for position in watched)]
     results = [*outputs, *(args[position] for position in watched)]
+    looked_at = [*outputs, *(span(args[position]) for position in watched)]
+    found = iter(digests([each for each in looked_at if isinstance(each, torch.Tensor)]))
+    contents = [next(found) if isinstance(each, torch.Tensor) else b"" for each in looked_at]
+    names = [*(f"output {index}" for index in range(len(outputs))), *(f"argument {position}" for position in watched)]
     return Outcome(_structure(outputs, args), tuple(contents), tuple(names), rng, results)
 
 

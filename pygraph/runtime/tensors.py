@@ -41,46 +41,65 @@ def extent(tensor: torch.Tensor) -> int:
 
 def digest(tensor: torch.Tensor) -> bytes:
     """A fingerprint of the elements' bits in logical order, whatever the strides."""
-    flat = tensor.detach().contiguous()
-    nbytes = flat.numel() * flat.element_size()
-    if not nbytes:
-        return b""
-    if flat.device.type == "cpu":
-        memory = (ctypes.c_char * nbytes).from_address(flat.data_ptr())
-        return hashlib.sha256(memory).digest()
-    return words_digest(span(flat))
+    return digests([tensor])[0]
+
+
+def digests(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    """The ``digest`` of each tensor. Waits for a device once."""
+    found = [b""] * len(tensors)
+    sums: dict[torch.device, dict[int, torch.Tensor]] = {}
+    for index, tensor in enumerate(tensors):
+        flat = tensor.detach().contiguous()
+        nbytes = flat.numel() * flat.element_size()
+        if nbytes and flat.device.type == "cpu":
+            memory = (ctypes.c_char * nbytes).from_address(flat.data_ptr())
+            found[index] = hashlib.sha256(memory).digest()
+        elif nbytes:
+            sums.setdefault(flat.device, {})[index] = words_digest(span(flat))
+    for on_device in sums.values():
+        for index, pair in zip(on_device, torch.stack([*on_device.values()]).tolist(), strict=True):
+            found[index] = struct.pack("<2q", *pair)
+    return found
 
 
 def fingerprint(args: Sequence[Any]) -> bytes:
     """The fingerprint of all arguments of a call."""
-    found = (digest(arg) if isinstance(arg, torch.Tensor) else repr(bits(arg)).encode() for arg in args)
+    of_tensors = iter(digests([arg for arg in args if isinstance(arg, torch.Tensor)]))
+    found = (next(of_tensors) if isinstance(arg, torch.Tensor) else repr(bits(arg)).encode() for arg in args)
     return b"".join(found)
 
 
-def words_digest(data: torch.Tensor) -> bytes:
+def words_digest(data: torch.Tensor) -> torch.Tensor:
     """The digest of flat uint8 ``data``, computed on its device: two sums of mixed words, modulo 2**64."""
     tail = data.numel() % 8
     if tail:
         data = torch.cat((data, data.new_zeros(8 - tail)))
     words = data.clone().view(torch.int64) if data.storage_offset() % 8 else data.view(torch.int64)
-    sums = [torch.zeros((), dtype=torch.int64, device=data.device) for _ in _MULTIPLIERS]
+    sums: list[torch.Tensor] = []
     for start in range(0, words.numel(), _CHUNK):
         chunk = words[start : start + _CHUNK]
         index = torch.arange(start + 1, start + 1 + chunk.numel(), device=chunk.device)
-        for lane, (first, second) in enumerate(_MULTIPLIERS):
-            mixed = (chunk ^ (index * first)) * second
-            mixed = (mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * first
-            sums[lane] += mixed.sum()
-    return struct.pack("<2q", *torch.stack(sums).tolist())
+        for first, second in _MULTIPLIERS:
+            mixed = (index * first).bitwise_xor_(chunk).mul_(second)
+            mixed.bitwise_xor_((mixed >> 32).bitwise_and_(0xFFFFFFFF))
+            sums.append(mixed.sum())  # an odd factor would add nothing to it
+    return torch.stack(sums).view(-1, len(_MULTIPLIERS)).sum(0)
 
 
-def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True if two tensors of the same layout hold the same bytes from their first to their last element."""
-    left, right = span(a), span(b)
-    places = (left.data_ptr(), right.data_ptr(), left.storage_offset(), right.storage_offset(), left.numel())
-    if not any(place % 8 for place in places):
-        left, right = left.view(torch.int64), right.view(torch.int64)  # 8 times as fast, in an eighth of the memory
-    return torch.equal(left, right)
+def same_bytes(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """True if the tensors of each pair, of one layout, hold the same bytes from their first to their last element.
+    Waits for a device once."""
+    differ: dict[torch.device, list[torch.Tensor]] = {}
+    for a, b in pairs:
+        left, right = span(a), span(b)
+        places = (left.data_ptr(), right.data_ptr(), left.storage_offset(), right.storage_offset(), left.numel())
+        if not any(place % 8 for place in places):
+            left, right = left.view(torch.int64), right.view(torch.int64)  # 8 times as fast, in an eighth of the memory
+        if left.device.type != "cpu":
+            differ.setdefault(left.device, []).append((left != right).any())
+        elif not torch.equal(left, right):
+            return False
+    return not any(bool(torch.stack(found).any()) for found in differ.values())
 
 
 def bits(value: object) -> tuple[str, object]:
@@ -123,7 +142,10 @@ class Snapshot:
     @property
     def intact(self) -> bool:
         """True if nobody wrote beside a copy."""
-        return all(bool((guard == _GUARD).all()) for guard in self.guards)
+        devices: dict[torch.device, list[torch.Tensor]] = {}
+        for guard in self.guards:
+            devices.setdefault(guard.device, []).append(guard)
+        return all(bool((torch.cat(guards) == _GUARD).all()) for guards in devices.values())
 
 
 def blocks(args: Sequence[Any], sensitive: Collection[int] = ()) -> tuple[Block, ...]:
@@ -154,8 +176,8 @@ def take(args: Sequence[Any], chosen: Iterable[Block]) -> Snapshot:
     guards: list[torch.Tensor] = []
     for block in chosen:
         start = block.low % _LINE + (0 if block.whole else _LINE)
-        buffer = torch.empty(start + block.nbytes + _LINE, dtype=torch.uint8, device=block.device)
-        guards += (buffer[:start].fill_(_GUARD), buffer[start + block.nbytes :].fill_(_GUARD))
+        buffer = torch.full((start + block.nbytes + _LINE,), _GUARD, dtype=torch.uint8, device=block.device)
+        guards += (buffer[:start], buffer[start + block.nbytes :])
         for position in block.members:
             arg, whole = args[position], position in block.whole
             if id(arg) not in copied:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.tensors import blocks, digest, extent, same_bytes, span, take, words_digest
+from pygraph.runtime.tensors import blocks, digest, digests, extent, same_bytes, span, take, words_digest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
@@ -29,17 +29,30 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
 def test_the_digest_on_the_device_sees_every_byte(data: bytes, at: int, change: int, lead: int) -> None:
     tensor = torch.frombuffer(bytearray(bytes(lead) + data), dtype=torch.uint8)[lead:]
     other = tensor.clone()
-    assert words_digest(tensor) == words_digest(other)
+    assert torch.equal(words_digest(tensor), words_digest(other))
     other[at % len(data)] ^= change
-    assert words_digest(tensor) != words_digest(other)
+    assert not torch.equal(words_digest(tensor), words_digest(other))
 
 
 def test_the_digest_on_the_device_sees_order_and_goes_past_one_chunk() -> None:
     words = torch.arange((1 << 20) + 5)
     swapped = words.clone()
     swapped[3], swapped[1 << 20] = words[1 << 20].clone(), words[3].clone()
-    assert words_digest(span(words)) == words_digest(span(words.clone()))
-    assert words_digest(span(words)) != words_digest(span(swapped))
+    assert torch.equal(words_digest(span(words)), words_digest(span(words.clone())))
+    assert not torch.equal(words_digest(span(words)), words_digest(span(swapped)))
+
+
+def test_digests_of_many_tensors_are_those_of_each() -> None:
+    many = [torch.arange(5), torch.zeros(0), torch.arange(6.0).view(2, 3).t(), torch.zeros(3, dtype=torch.bool)]
+    assert digests(many) == [digest(each) for each in many]
+    assert len({*digests(many)}) == len(many)
+
+
+def test_same_bytes_of_many_pairs_finds_one_that_differs() -> None:
+    pairs = [(torch.arange(4), torch.arange(4)), (torch.zeros(3), torch.zeros(3)), (torch.ones(2), torch.ones(2))]
+    assert same_bytes(pairs)
+    pairs[1][1][2] = -0.0
+    assert not same_bytes(pairs)
 
 
 def copied(args: list[Any], sensitive: tuple[int, ...] = ()) -> list[Any]:
@@ -123,7 +136,7 @@ def test_same_bytes(length: int, lead: int, other_lead: int, at: int) -> None:
     data = torch.randint(0, 256, (length,), dtype=torch.uint8)
     left = torch.cat((torch.zeros(lead, dtype=torch.uint8), data))[lead:]
     right = torch.cat((torch.zeros(other_lead, dtype=torch.uint8), data))[other_lead:]
-    assert same_bytes(left, right)
+    assert same_bytes([(left, right)])
     if length:
         right[at % length] ^= 128
-        assert not same_bytes(left, right)
+        assert not same_bytes([(left, right)])
