@@ -260,7 +260,7 @@ def test_a_comparison_that_raises_leaves_other_captures_in_use(monkeypatch: pyte
     for _ in range(3):
         region([torch.ones(2)])
     with monkeypatch.context() as patch:
-        patch.setattr("pygraph.runtime.compare.digest", broken)
+        patch.setattr("pygraph.runtime.compare.digests", broken)
         for _ in range(2):
             assert region([torch.ones(3)])[0].tolist() == [2, 2, 2]
     assert list(region.record.refusals) == ["comparison-raised"]
