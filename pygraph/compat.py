@@ -668,6 +668,9 @@ higher_order_operators = _find("torch._ops._higher_order_ops")
 tree_leaves = _find("torch.utils._pytree.tree_leaves", cost="`pygraph.prepare` raises")
 tree_map = _find("torch.utils._pytree.tree_map", cost="`pygraph.prepare` raises")
 
+# -- callables that are captured as they run --------------------------------------------------------------------------
+pytree_nodes = _find("torch.utils._pytree.SUPPORTED_NODES")
+
 # -- steps captured as they run ---------------------------------------------------------------------------------------
 CAPTURE = "pygraph.capture runs every step uncaptured"
 """The cost of a symbol that ``pygraph.capture`` cannot do without."""
@@ -736,6 +739,17 @@ def set_dispatch_mode_flags(flags: Mapping[str, bool]) -> None:
         setattr(_python_dispatch, name, flag)
     if _MODE_FLAGS[-1] in flags and not absent(_set_dynamo_flag):
         _set_dynamo_flag(flags[_MODE_FLAGS[-1]])
+
+
+@contextlib.contextmanager
+def compiled_code_runs() -> Iterator[None]:
+    """While open, functions that Dynamo has compiled run compiled, whatever modes are active."""
+    flags = dispatch_mode_flags()
+    set_dispatch_mode_flags({**flags, **{name: False for name in flags if name == _MODE_FLAGS[-1]}})
+    try:
+        yield
+    finally:
+        set_dispatch_mode_flags(flags)
 
 
 _OTHER_REASON = "what is refused for sizes or values that depend on data has another reason in the report"

@@ -92,6 +92,9 @@ class Driver(Protocol):
     def no_collectives(self) -> Refusal | None:
         """Why no capture holds functional collectives, so that replays call them; None where one may."""
 
+    def held(self) -> Any:
+        """The native ``Held``, which reads what a graph holds. Raises CaptureError (``native-unavailable``)."""
+
     def capture(
         self,
         fn: Callable[[list[Any]], Sequence[Any]],
@@ -104,6 +107,9 @@ class Driver(Protocol):
         call the operators ``eager`` (without overloads), and those that no driver captures: among them functional
         collectives, unless ``collectives`` are to be captured and the driver can. Nothing executes. Raises
         CaptureError."""
+
+    def run_inside(self, fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
+        """Run ``fn``, the function of a region, on the thread that captures another one, or compares it."""
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""
@@ -155,6 +161,12 @@ class NativeDriver:
     def unready(self) -> Refusal | None:
         refusal: Refusal | None = self.build.load.unready()
         return refusal
+
+    def held(self) -> Any:
+        return self._native.Held
+
+    def run_inside(self, fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
+        return fn(args)
 
 
 # -- which drivers there are -------------------------------------------------------------------------------------------

@@ -78,7 +78,14 @@ _CONTESTS = 3
 _WORTH_TRYING = 0.95
 """Part of the launches that the longest path has at most, for another order to be tried."""
 
-_NO_OPERATORS_FAULT = ("comparison-failed", "dynamic-output", "host-read", "metadata-mutation", "only-eager")
+_NO_OPERATORS_FAULT = (
+    "comparison-failed",
+    "unknown-memory",
+    "dynamic-output",
+    "host-read",
+    "metadata-mutation",
+    "only-eager",
+)
 """Refusals that name an operator, and would name it as well if each replay called it."""
 
 
@@ -102,7 +109,7 @@ class Subject:
     driver: Driver
     facts: Mapping[str, Any]
     options: RegionOptions
-    origins: Mapping[int, Origin]
+    origins: Mapping[int, Origin] | Callable[[], Origin]
     on_capture: Callable[[Program], None] | None
     clock: Callable[[], float]
 
@@ -431,10 +438,14 @@ class Lives:
         variant.seen = uses.value
         return outputs
 
-    def uncaptured(self, args: list[Any]) -> Sequence[Any]:
+    def inside(self, args: list[Any]) -> Sequence[Any]:
+        """Run a call uncaptured on the thread that captures or compares another region."""
+        return self.uncaptured(args, partial(self.subject.driver.run_inside, self.subject.run))
+
+    def uncaptured(self, args: list[Any], run: Function | None = None) -> Sequence[Any]:
         """Run a call uncaptured; where memory is short, captures make room."""
         try:
-            outputs = self.subject.run(args)
+            outputs = (run or self.subject.run)(args)
         except torch.OutOfMemoryError:
             live.shed(self.device)
             raise

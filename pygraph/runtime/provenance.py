@@ -27,7 +27,7 @@ class _Trace(threading.local):
 
     def __init__(self) -> None:
         self.code: types.CodeType | None = None
-        self.origins: Mapping[int, Origin] = {}
+        self.origins: Mapping[int, Origin] | Callable[[], Origin] = {}
         self.failure: tuple[str, Origin] | None = None
         self.ran: Counter[str] = Counter()
 
@@ -36,7 +36,7 @@ _trace = _Trace()
 
 
 @contextlib.contextmanager
-def tracing(fn: Callable[..., Any], origins: Mapping[int, Origin]) -> Iterator[Counter[str]]:
+def tracing(fn: Callable[..., Any], origins: Mapping[int, Origin] | Callable[[], Origin]) -> Iterator[Counter[str]]:
     """While open, ``here`` and ``blame`` on this thread speak of ``fn``, whose lines ``origins`` explains. Yields how
     often the body of each operator that is written in Python ran for a capture so far, by name."""
     outer = dict(vars(_trace))
@@ -49,6 +49,8 @@ def tracing(fn: Callable[..., Any], origins: Mapping[int, Origin]) -> Iterator[C
 
 def here() -> Origin:
     """The origin of the line that the innermost frame of the traced function, or of a copy of it, has reached."""
+    if callable(_trace.origins):
+        return _trace.origins()
     frame = sys._getframe(1) if _trace.origins else None
     while frame is not None and frame.f_code is not _trace.code:
         frame = frame.f_back
@@ -94,7 +96,9 @@ def _raised_at(error: BaseException) -> Origin:
     step = error.__traceback__
     while step is not None and step.tb_frame.f_code is not _trace.code:
         step = step.tb_next
-    return UNKNOWN if step is None else _trace.origins.get(step.tb_lineno, UNKNOWN)
+    if step is None or callable(_trace.origins):
+        return UNKNOWN
+    return _trace.origins.get(step.tb_lineno, UNKNOWN)
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")

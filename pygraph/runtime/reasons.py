@@ -132,11 +132,21 @@ _GROUPS = {
         Lasting.SIZES, "a replay raised while it was compared", "see the error: a kernel may need what no replay has"
     ),
     "argument-type unsupported-argument unsupported-copy unsupported-fill unsupported-node unsupported-operator"
-    " unsupported-output unsupported-region unsupported-tensor unknown-kernel unknown-memory unknown-parameters"
+    " unsupported-output unsupported-region unsupported-tensor unknown-kernel unknown-parameters"
     " too-many-parameters unordered-nodes": Reason(
         Lasting.SIZES,
         "arguments, kernels or nodes are of a kind that the driver does not know",
         "pass plain strided tensors and Python numbers, and keep other operators out of the compiled function",
+    ),
+    "unknown-memory": Reason(
+        Lasting.SIZES,
+        "an operator uses memory that is neither an argument, nor held, nor a constant, nor made inside",
+        "pass the tensor, or name it in held",
+    ),
+    "unsupported-result open-graph outer-graph": Reason(
+        Lasting.SIZES,
+        "a callable is given, or leaves behind, what a replay cannot make",
+        "return tensors, plain values and containers of them; detach tensors that autograd follows, or use no_grad",
     ),
     "several-devices foreign-device": Reason(
         Lasting.SIZES, "arguments or results are on another device", "compile the work of each device separately"

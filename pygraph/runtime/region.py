@@ -53,7 +53,7 @@ class Region:
         held: positions of arguments that outlive the call, such as parameters
         lent: positions of those that may
         on_capture: is told each program that will be replayed; it may not raise
-        origins: what the lines of ``fn`` run
+        origins: what the lines of ``fn`` run, or what tells that of the line that it has reached
         eager: operators (without overloads) that replays call, beside those that turn out to fail in a capture
         clock: seconds
         uncaptured: what runs calls that are not replayed, and is compared with new captures (default: ``fn``)
@@ -70,7 +70,7 @@ class Region:
         held: Iterable[int] = (),
         lent: Iterable[int] = (),
         on_capture: Callable[[Program], None] | None = None,
-        origins: Mapping[int, Origin] | None = None,
+        origins: Mapping[int, Origin] | Callable[[], Origin] | None = None,
         eager: Iterable[str] = (),
         clock: Callable[[], float] = perf_counter,
         uncaptured: Callable[[list[Any]], Sequence[Any]] | None = None,
@@ -119,7 +119,9 @@ class Region:
     def _look_up(self, args: list[Any]) -> Sequence[Any]:
         """A call that was not replayed at once."""
         lives = self._lives
-        if get_ident() in capturing or functorch_level() is not None:
+        if get_ident() in capturing:
+            return lives.inside(args)
+        if functorch_level() is not None:
             return lives.uncaptured(args)
         self.record.settle()
         watched = dispatch_mode_depth() > 0  # a mode has to see each operator, as AOTAutograd's does in the first call
@@ -223,6 +225,11 @@ class Region:
     def close(self) -> None:
         """Free everything that was captured; later calls run uncaptured."""
         self._lives.close()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Free everything that was captured, and capture nothing any more, for a reason that was found elsewhere."""
+        self._lives.note(refusal)
+        self._lives.retire(refusal)
 
     @property
     def counters(self) -> tuple[str, dict[str, int]]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pygraph.compat import dynamo_guards
-from pygraph.errors import CaptureError
+from pygraph.errors import CaptureError, first_line
 from pygraph.program.recording import AllocationKind, Recording
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.host.kernels import find_kernel, is_native_function
@@ -24,6 +24,9 @@ from pygraph.runtime.host.recorder import Arena, Recorder
 from pygraph.runtime.observe import SCALARS, describe_outputs, run_region
 from pygraph.runtime.provenance import blaming
 from pygraph.runtime.tensors import extent, module_constants, rebound
+
+_recorders: list[Recorder] = []
+"""The recorder of the capture under way, while its function runs."""
 
 _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._inductor.runtime", "triton")
 """Modules whose callables run compiled code that is not bound as the known kernels are."""
@@ -66,16 +69,27 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
     raise CaptureError("unsupported-argument", f"argument {index} is {type(value).__name__}")
 
 
-def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
-    recorded = functools.partial(_recorded, recorder, fn.__code__.co_filename)
+def run_inside(fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
+    """Run the function of another region; recorded, where a capture is under way."""
+    if not _recorders or not isinstance(fn, types.FunctionType):
+        return fn(args)
+    with rebound(fn, functools.partial(_recorded, _recorders[-1], fn.__code__.co_filename)) as region:
+        outputs: Sequence[Any] = region(args)
+        return outputs
 
+
+def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
     def run() -> Any:
-        with torch.no_grad(), rebound(fn, recorded) as region, RecordOperators(recorder):
-            return region(list(recorder.arguments))
+        _recorders.append(recorder)
+        try:
+            with torch.no_grad(), RecordOperators(recorder):
+                return run_inside(fn, list(recorder.arguments))
+        finally:
+            _recorders.clear()
 
     def explain(error: Exception) -> tuple[str, str]:
         reason = "host-read" if recorder.native.NO_MEMORY in str(error) else "capture-failed"
-        return reason, f"{type(error).__name__}: {error}"
+        return reason, f"{type(error).__name__}: {first_line(str(error))}"
 
     return run_region(run, explain)
 

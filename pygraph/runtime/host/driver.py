@@ -17,7 +17,7 @@ from pygraph.program.verify import verify
 from pygraph.runtime.contract import Executable, NativeDriver, ScratchPool
 from pygraph.runtime.description import describe_region
 from pygraph.runtime.host import build
-from pygraph.runtime.host.capture import capture_region
+from pygraph.runtime.host.capture import capture_region, run_inside
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.recorder import Payload, Recorder
 from pygraph.runtime.provenance import Refusal
@@ -90,6 +90,9 @@ class HostDriver(NativeDriver):
     ) -> Recording:
         """Record ``fn``. The payload is a Recorder; dropping it gives the address space back."""
         return capture_region(self._native, fn, args, eager)
+
+    def run_inside(self, fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
+        return run_inside(fn, args)
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. The executable outlives the recording."""

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "eager.h"
+#include "held.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/record_function.h>
@@ -389,6 +390,7 @@ py::class_<T> bind_region(py::module_& m, const char* name) {
       .def(py::init<const std::string&, const std::string&, const py::tuple&, const py::dict&>())
       .def("tensors", [](const OperatorCall& call) { return tensors_of(call.stack); })
       .def("drop_tensors", &OperatorCall::drop_tensors);
+  bind_held(m);
   m.def("exchange_state", &exchange_state);
   m.def("share_uses", [](const py::buffer& number) {
     uses = static_cast<uint64_t*>(number.request().ptr);

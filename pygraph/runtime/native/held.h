@@ -1,0 +1,365 @@
+// What a graph holds, read anew at each call: a tree of containers that a walk has described (graph.py), the tensors in
+// it, and which of these share memory. Nothing of the user's is kept alive but the plain values that were described.
+#pragma once
+
+#include "tensors.h"
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <tuple>
+#include <vector>
+
+namespace pygraph {
+
+namespace py = pybind11;
+
+class Held {
+ public:
+  // Of each node, in the order of a walk from the root down: its kind, a value, and a number (see `accepts`).
+  explicit Held(const py::iterable& described) {
+    for (auto each : described) {
+      auto node = each.cast<std::tuple<int, py::object, int64_t>>();
+      nodes_.push_back({static_cast<Kind>(std::get<0>(node)), std::get<1>(node), std::get<2>(node)});
+    }
+  }
+
+  // All tensors of a call: those under `root`, their gradients, `arguments` and the gradients of these. None where
+  // `root` is no longer as described, or another reading is under way. With them, facts of each, and which share memory, both as bytes; and, if
+  // `containers` are wanted, those of the walk, in its order.
+  py::object read(py::handle root, const py::list& arguments, bool containers) {
+    if (busy_) return py::none();
+    Busy busy(busy_);
+    Reading now;
+    now.containers_wanted = containers;
+    now.objects.reserve(ranges_.size());
+    now.containers.reserve(containers_);
+    if (!accepts(root.ptr(), now)) return py::none();
+    containers_ = now.containers.size();
+    auto held = now.objects.size();
+    std::vector<char> facts;
+    facts.reserve(told_facts_.size());
+    add_gradients(now, 0, facts);
+    auto lasting = now.objects.size();
+    for (auto argument : arguments) now.objects.push_back(py::reinterpret_borrow<py::object>(argument));
+    add_gradients(now, lasting, facts);
+    ranges_.clear();
+    for (const auto& object : now.objects) ranges_.push_back(range_of(THPVariable_Unpack(object.ptr())));
+    auto shared = share(held, lasting);
+    if (!facts_object_ || facts != told_facts_) {
+      told_facts_ = facts;
+      facts_object_ = py::bytes(facts.data(), facts.size());
+    }
+    auto told = facts_object_;
+    return py::make_tuple(as_list(now.objects), std::move(told), std::move(shared), as_list(now.kept));
+  }
+
+ private:
+  enum Kind { PLAIN, TENSOR, AGAIN, MAPPING, SEQUENCE, OBJECT, SEEN, SOME, OTHER };
+
+  struct Node {
+    Kind kind;
+    py::object value;
+    int64_t number;
+    // Of a mapping: its version when it was last looked at, keys and values that have to be looked at all the same, by
+    // their nodes, and the node behind all of them.
+    uint64_t version = 0;
+    std::vector<std::pair<PyObject*, size_t>> below = {};
+    size_t end = 0;
+  };
+
+  // Changes with each change of a dictionary, and no two have the same. 0: not known.
+  static uint64_t version_of(PyObject* dictionary) {
+#if PY_VERSION_HEX < 0x030D0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    return reinterpret_cast<PyDictObject*>(dictionary)->ma_version_tag;
+#pragma GCC diagnostic pop
+#else
+    return 0;
+#endif
+  }
+
+  struct Memory {
+    uintptr_t begin, end;
+    StorageImpl* storage;
+    bool operator==(const Memory& other) const {
+      return begin == other.begin && end == other.end && storage == other.storage;
+    }
+  };
+
+  // Finalisers may run while something is read, and begin another reading.
+  struct Busy {
+    explicit Busy(bool& busy) : busy(busy) { busy = true; }
+    ~Busy() { busy = false; }
+    bool& busy;
+  };
+
+  // One reading.
+  struct Reading {
+    size_t node = 0; // one behind the last is never reached: counts of children agree
+    bool containers_wanted = false;
+    std::vector<py::object> objects, kept;
+    std::vector<PyObject*> containers;
+
+    void meet(PyObject* container) {
+      containers.push_back(container);
+      if (containers_wanted) kept.push_back(py::reinterpret_borrow<py::object>(container));
+    }
+  };
+
+  static py::list as_list(std::vector<py::object>& objects) {
+    py::list made(objects.size());
+    for (size_t i = 0; i < objects.size(); ++i) {
+      PyList_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), objects[i].release().ptr());
+    }
+    return made;
+  }
+
+  static bool same_value(PyObject* now, PyObject* then) {
+    if (now == then) return true;
+    if (Py_TYPE(now) != Py_TYPE(then)) return false;
+    if (PyFloat_CheckExact(now)) {
+      double a = PyFloat_AS_DOUBLE(now), b = PyFloat_AS_DOUBLE(then);
+      return std::memcmp(&a, &b, sizeof a) == 0;
+    }
+    return (PyLong_CheckExact(now) || PyUnicode_CheckExact(now)) && PyObject_RichCompareBool(now, then, Py_EQ) == 1;
+  }
+
+  // Whether that takes no more than a look at the object: most nodes are like that.
+  bool at_once(PyObject* object, Reading& now) const {
+    const auto& node = nodes_[now.node];
+    auto* value = node.value.ptr();
+    auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+    bool known = node.kind == PLAIN ? object == value
+        : node.kind == OTHER        ? type == value
+                                    : node.kind == MAPPING && node.number == 0 && type == value && PyDict_GET_SIZE(object) == 0;
+    if (!known) return false;
+    ++now.node;
+    if (node.kind == MAPPING) now.meet(object);
+    return true;
+  }
+
+  // The object and what is below it, against the next nodes. What is compared by its address is alive in its place now.
+  bool accepts(PyObject* object, Reading& now) {
+    auto& node = nodes_[now.node++];
+    auto* value = node.value.ptr();
+    switch (node.kind) {
+      case PLAIN: // the value
+        return same_value(object, value);
+      case TENSOR: // its type
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value) return false;
+        now.objects.push_back(py::reinterpret_borrow<py::object>(object));
+        return true;
+      case AGAIN: // the number of a tensor
+        return object == now.objects.at(static_cast<size_t>(node.number)).ptr();
+      case SEEN: // the number of a container
+        return object == now.containers.at(static_cast<size_t>(node.number));
+      case MAPPING: { // its type, and how many entries it has: the nodes of each key and value follow
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value || PyDict_GET_SIZE(object) != node.number) return false;
+        now.meet(object);
+        auto version = version_of(object);
+        if (version != 0 && version == node.version) {
+          for (const auto& [below, at] : node.below) {
+            now.node = at;
+            if (!at_once(below, now) && !accepts(below, now)) return false;
+          }
+          now.node = node.end;
+          return true;
+        }
+        node.below.clear();
+        PyObject *key = nullptr, *item = nullptr;
+        for (Py_ssize_t position = 0; PyDict_Next(object, &position, &key, &item);) {
+          for (auto* each : {key, item}) {
+            auto at = now.node;
+            if (!at_once(each, now) && !accepts(each, now)) return false;
+            if (nodes_[at].kind != PLAIN && nodes_[at].kind != OTHER) node.below.emplace_back(each, at);
+          }
+        }
+        node.version = version;
+        node.end = now.node;
+        return true;
+      }
+      case SEQUENCE: { // a list's or tuple's type and length
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value || PySequence_Fast_GET_SIZE(object) != node.number) {
+          return false;
+        }
+        now.meet(object);
+        for (Py_ssize_t i = 0; i < node.number; ++i) {
+          if (!accepts(PySequence_Fast_GET_ITEM(object, i), now)) return false;
+        }
+        return true;
+      }
+      case OBJECT: { // its type: its attributes follow
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value) return false;
+        now.meet(object);
+        auto attributes = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object, nullptr));
+        if (!attributes) throw py::error_already_set();
+        return accepts(attributes.ptr(), now);
+      }
+      case SOME: { // a mapping of which these keys count
+        now.meet(object);
+        for (auto key : node.value) {
+          auto* item = PyDict_GetItemWithError(object, key.ptr());
+          if (item == nullptr || !accepts(item, now)) return false;
+        }
+        return true;
+      }
+      case OTHER: // the type of something that is not looked into
+        return reinterpret_cast<PyObject*>(Py_TYPE(object)) == value;
+    }
+    return false;
+  }
+
+  // Facts of the tensors from `first` on, behind which their gradients are put.
+  static void add_gradients(Reading& now, size_t first, std::vector<char>& facts) {
+    auto end = now.objects.size();
+    for (auto i = first; i < end; ++i) {
+      const auto& tensor = THPVariable_Unpack(now.objects[i].ptr());
+      auto* impl = tensor.unsafeGetTensorImpl();
+      auto* autograd = static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta());
+      bool plain = is_strided(*impl) && !impl->key_set().has_any(DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative}));
+      bool follows = autograd != nullptr && tensor.requires_grad();
+      bool leaf = !follows || tensor.is_leaf();
+      bool gradient = autograd != nullptr && leaf && autograd->grad_.defined();
+      bool inference = impl->is_inference();
+      facts.push_back(static_cast<char>(follows | leaf << 1 | gradient << 2 | inference << 3 | plain << 4));
+      if (gradient) now.objects.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(autograd->grad_)));
+    }
+  }
+
+  static bool is_strided(const c10::TensorImpl& tensor) {
+    return tensor.layout() == at::kStrided && tensor.has_storage();
+  }
+
+  static Memory range_of(const Tensor& tensor) {
+    auto& impl = *tensor.unsafeGetTensorImpl();
+    if (!is_strided(impl)) return {0, 0, nullptr};
+    auto elements = impl.numel();
+    if (elements != 0 && !impl.is_contiguous()) {
+      elements = 1;
+      for (int64_t i = 0; i < impl.dim(); ++i) elements += (impl.sizes()[i] - 1) * impl.strides()[i];
+    }
+    auto begin = address(tensor);
+    auto nbytes = static_cast<uintptr_t>(elements) * impl.itemsize();
+    return {begin, begin + nbytes, nbytes == 0 ? nullptr : impl.unsafe_storage().unsafeGetStorageImpl()};
+  }
+
+  // Which tensors overlap, or, of those that are held, share a storage. Of each group of such: how many these are, how
+  // many bytes from the first to the last, and, for each, its number and how far behind the first byte it begins.
+  py::object share(size_t held, size_t lasting) {
+    bool as_before = ranges_.size() >= lasting && last_held_ == held && last_.size() == lasting &&
+        std::equal(last_.begin(), last_.end(), ranges_.begin());
+    if (as_before && alone(lasting)) return shared_lasting_;
+    py::object shared = as_bytes(groups(ranges_.size(), held));
+    if (as_before) return shared;
+    last_.assign(ranges_.begin(), ranges_.begin() + static_cast<ptrdiff_t>(lasting));
+    last_held_ = held;
+    merged_.clear();
+    for (const auto& each : last_) {
+      if (each.begin != each.end) merged_.push_back({each.begin, each.end});
+    }
+    std::sort(merged_.begin(), merged_.end());
+    size_t count = 0;
+    for (const auto& each : merged_) {
+      if (count != 0 && each.first < merged_[count - 1].second) {
+        merged_[count - 1].second = std::max(merged_[count - 1].second, each.second);
+      } else {
+        merged_[count++] = each;
+      }
+    }
+    merged_.resize(count);
+    shared_lasting_ = alone(lasting) ? shared : py::object(as_bytes(groups(lasting, held)));
+    return shared;
+  }
+
+  // Whether the tensors from `first` on overlap nothing.
+  bool alone(size_t first) const {
+    for (auto i = first; i < ranges_.size(); ++i) {
+      const auto& range = ranges_[i];
+      if (range.begin == range.end) continue;
+      auto next = std::upper_bound(merged_.begin(), merged_.end(), std::make_pair(range.end - 1, UINTPTR_MAX));
+      if (next != merged_.begin() && std::prev(next)->second > range.begin) return false;
+      for (auto j = first; j < i; ++j) {
+        if (ranges_[j].begin < range.end && range.begin < ranges_[j].end) return false;
+      }
+    }
+    return true;
+  }
+
+  using Groups = std::map<size_t, std::vector<size_t>>; // by the first member
+
+  Groups groups(size_t count, size_t held) const {
+    std::vector<size_t> leader(count), order;
+    for (size_t i = 0; i < count; ++i) {
+      leader[i] = i;
+      if (ranges_[i].begin != ranges_[i].end) order.push_back(i);
+    }
+    auto find = [&](size_t i) {
+      while (leader[i] != i) i = leader[i] = leader[leader[i]];
+      return i;
+    };
+    auto join = [&](size_t a, size_t b) {
+      a = find(a), b = find(b);
+      leader[std::max(a, b)] = std::min(a, b);
+    };
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ranges_[a].begin < ranges_[b].begin; });
+    uintptr_t end = 0;
+    size_t before = 0;
+    for (auto i : order) {
+      if (ranges_[i].begin < end) join(i, before);
+      if (ranges_[i].end > end) end = ranges_[i].end, before = i;
+    }
+    std::map<StorageImpl*, size_t> storages;
+    for (size_t i = 0; i < std::min(held, count); ++i) {
+      if (ranges_[i].storage == nullptr) continue;
+      auto [known, fresh] = storages.emplace(ranges_[i].storage, i);
+      if (!fresh) join(i, known->second);
+    }
+    Groups found;
+    for (auto i : order) found[find(i)].push_back(i);
+    for (auto each = found.begin(); each != found.end();) {
+      each = each->second.size() < 2 ? found.erase(each) : std::next(each);
+    }
+    return found;
+  }
+
+  py::bytes as_bytes(const Groups& groups) const {
+    std::vector<int64_t> numbers;
+    for (const auto& [first, members] : groups) {
+      uintptr_t begin = UINTPTR_MAX, end = 0;
+      for (auto i : members) begin = std::min(begin, ranges_[i].begin), end = std::max(end, ranges_[i].end);
+      numbers.insert(numbers.end(), {static_cast<int64_t>(members.size()), static_cast<int64_t>(end - begin)});
+      auto ordered = members;
+      std::sort(ordered.begin(), ordered.end());
+      for (auto i : ordered) {
+        numbers.insert(numbers.end(), {static_cast<int64_t>(i), static_cast<int64_t>(ranges_[i].begin - begin)});
+      }
+    }
+    return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)};
+  }
+
+  std::vector<Node> nodes_;
+  bool busy_ = false;
+  size_t containers_ = 0; // that the last reading met
+  std::vector<Memory> ranges_; // of the call that is read
+  // of the last one
+  std::vector<char> told_facts_;
+  py::object facts_object_;
+  std::vector<Memory> last_; // of what is held, and its gradients
+  size_t last_held_ = SIZE_MAX;
+  std::vector<std::pair<uintptr_t, uintptr_t>> merged_; // the same, in order, those that overlap in one
+  py::object shared_lasting_;
+};
+
+inline void bind_held(py::module_& m) {
+  py::class_<Held>(m, "Held", py::module_local())
+      .def(py::init<const py::iterable&>())
+      .def("read", &Held::read);
+}
+
+} // namespace pygraph

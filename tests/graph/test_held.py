@@ -1,0 +1,286 @@
+"""What graphs hold: looked up at every call, however it was replaced. Other structure is another entry."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pygraph
+from tests.graph.calls import assert_same, is_replay, replayed
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.second = torch.nn.Linear(4, 4)
+        self.adapters = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4) for name in ("a", "b")})
+        self.adapter = self.adapters["a"]
+        self.register_buffer("offset", torch.randn(4))
+        self.cache = [torch.randn(4), torch.randn(4)]
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.second(self.first(x).relu()) + self.adapter(x) * self.scale
+        return y + self.offset + self.cache[0] * self.cache[1]
+
+
+def _parameter(model: Model) -> None:
+    model.first.weight = torch.nn.Parameter(torch.randn(4, 4))
+
+
+def _data(model: Model) -> None:
+    model.first.weight.data = torch.randn(4, 4)
+
+
+def _in_place(model: Model) -> None:
+    model.first.weight.mul_(1.5)
+
+
+def _loaded(model: Model) -> None:
+    model.load_state_dict({name: torch.randn_like(value) for name, value in model.state_dict().items()})
+
+
+def _assigned(model: Model) -> None:
+    state = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def _swapped(model: Model) -> None:
+    torch.utils.swap_tensors(model.second.weight, torch.nn.Parameter(torch.randn(4, 4)))
+
+
+def _module(model: Model) -> None:
+    model.second = torch.nn.Linear(4, 4)
+
+
+def _adapter(model: Model) -> None:
+    other = model.adapters["b"] if model.adapter is model.adapters["a"] else model.adapters["a"]
+    model.adapter = other
+
+
+def _cache(model: Model) -> None:
+    model.cache = [torch.randn(4), torch.randn(4)]
+
+
+def _entry(model: Model) -> None:
+    model.cache[1] = torch.randn(4)
+
+
+def _buffer(model: Model) -> None:
+    model.offset = torch.randn(4)
+
+
+def _set(model: Model) -> None:
+    model.offset.set_(torch.randn(4))
+
+
+def _scaled(model: Model) -> None:
+    model.scale = 2.0 if model.scale == 1.0 else 1.0
+
+
+def _tied(model: Model) -> None:
+    model.second.weight = model.first.weight
+
+
+def _shared(model: Model) -> None:
+    model.second.weight.data = model.first.weight.data
+
+
+def _untied(model: Model) -> None:
+    model.second.weight = torch.nn.Parameter(torch.randn(4, 4))
+
+
+CHANGES: dict[str, Callable[[Model], None]] = {
+    change.__name__[1:]: change
+    for change in (
+        *(_parameter, _data, _in_place, _loaded, _assigned, _swapped, _module, _adapter, _cache, _entry, _buffer),
+        *(_set, _scaled, _tied, _shared, _untied),
+    )
+}
+OTHER_STRUCTURE = ("adapter", "scaled", "tied", "shared", "untied")
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name not in OTHER_STRUCTURE])
+def test_new_memory_is_used_by_the_next_replay(name: str) -> None:
+    model = Model()
+    graph = pygraph.graph(model, held=model)
+    replayed(graph, torch.randn(2, 4), calls=3)
+    for _ in range(3):
+        CHANGES[name](model)
+        x = torch.randn(2, 4)
+        assert_same(is_replay(graph, x), model(x))
+    assert graph.record.captures == 1
+
+
+@pytest.mark.parametrize("name", OTHER_STRUCTURE)
+def test_another_structure_is_another_entry(name: str) -> None:
+    model = Model()
+    graph = pygraph.graph(model, held=model)
+    replayed(graph, torch.randn(2, 4), calls=3)
+    CHANGES[name](model)
+    captures = graph.record.captures
+    for _ in range(4):
+        x = torch.randn(2, 4)
+        assert_same(graph(x), model(x))
+    assert graph.record.captures == captures + (name != "untied")
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from([*CHANGES, "call", "call", "call"]), min_size=5, max_size=30))
+def test_any_order_of_changes_and_calls(steps: list[str]) -> None:
+    model = Model()
+    graph = pygraph.graph(model, held=model)
+    replayed(graph, torch.randn(2, 4), calls=3)
+    for step in steps:
+        if step in CHANGES:
+            CHANGES[step](model)
+        else:
+            x = torch.randn(2, 4)
+            assert_same(graph(x), model(x))
+    for _ in range(4):
+        x = torch.randn(2, 4)
+        assert_same(graph(x), model(x))
+
+
+def test_memory_that_an_argument_shares_with_what_is_held() -> None:
+    holder = torch.nn.Module()
+    holder.weight = torch.nn.Parameter(torch.ones(3))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return holder.weight * x + holder.weight
+
+    graph = pygraph.graph(function, held=holder)
+    replayed(graph, holder.weight.detach(), calls=3)
+    holder.weight.data = torch.full((3,), 3.0)
+    apart = torch.ones(3)  # the weight has got other memory: the argument shares it no longer
+    for _ in range(4):
+        apart.fill_(1)
+        assert_same(graph(apart), torch.full((3,), 9.0))
+        assert_same(holder.weight.detach(), torch.full((3,), 3.0))
+    holder.weight.data = torch.full((3,), 3.0)
+    assert_same(is_replay(graph, holder.weight.detach()), torch.full((3,), 42.0))
+
+
+def test_tensors_of_one_storage() -> None:
+    flat = torch.randn(8)
+    held = [flat[:4], flat[4:]]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        held[0].add_(x)
+        return held[0] * held[1]
+
+    graph = pygraph.graph(function, held=held)
+    for call in range(5):
+        x, expected = torch.randn(4), flat.clone()
+        expected[:4] += x
+        result = is_replay(graph, x) if call > 1 else graph(x)
+        assert_same(flat, expected)
+        assert_same(result, expected[:4] * expected[4:])
+
+
+def test_a_cache_that_is_written_and_made_anew() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.keys, self.length = torch.zeros(8, 4), 8
+
+    cache = Cache()
+
+    def function(x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        cache.keys.index_copy_(0, position, x)
+        return cache.keys.sum(0)
+
+    graph = pygraph.graph(function, held=cache)
+    for call in range(12):
+        if call % 5 == 0:
+            cache.keys = torch.zeros(8, 4)
+        before, x, position = cache.keys.clone(), torch.randn(1, 4), torch.tensor([call % 8])
+        result = graph(x, position)
+        before[call % 8] = x[0]
+        assert_same(cache.keys, before)
+        assert_same(result, before.sum(0))
+    assert graph.record.replays == 10
+
+
+def test_hooks_and_training_flags_are_part_of_the_structure() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    graph = pygraph.graph(model, held=model)
+    x = torch.randn(2, 4)
+    model.eval()
+    assert_same(replayed(graph, x, calls=3), model(x))
+    model.train()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        result = graph(x)
+        torch.manual_seed(seed)
+        assert_same(result, model(x))
+    model.eval()
+    handle = model[0].register_forward_hook(lambda module, given, result: result * 2)
+    for _ in range(3):
+        assert_same(graph(x), model(x))
+    handle.remove()
+    assert_same(is_replay(graph, x), model(x))
+
+
+def test_replaced_tensors_are_freed() -> None:
+    model = Model()
+    graph = pygraph.graph(model, held=model)
+    replayed(graph, torch.randn(2, 4), calls=4)
+    gone = [weakref.ref(model.first.weight), weakref.ref(model.cache[0]), weakref.ref(model.second)]
+    _parameter(model)
+    _cache(model)
+    _module(model)
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 3
+    x = torch.randn(2, 4)
+    assert_same(is_replay(graph, x), model(x))
+
+
+def test_arguments_and_results_are_freed() -> None:
+    graph = pygraph.graph(lambda x: x * 2)
+    replayed(graph, torch.randn(3), calls=4)
+    x = torch.randn(3)
+    result = graph(x)
+    gone = [weakref.ref(x), weakref.ref(result)]
+    del x, result
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+def test_a_graph_that_is_dropped_frees_its_captures() -> None:
+    model = Model()
+    graph = pygraph.graph(model, held=model)
+    replayed(graph, torch.randn(2, 4), calls=4)
+    gone = weakref.ref(model), weakref.ref(graph)
+    del graph, model
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+def test_release_and_reset() -> None:
+    graph = pygraph.graph(lambda x: x * 2)
+    x = torch.randn(3)
+    replayed(graph, x, calls=4)
+    assert any(report.kind == "step" and report.origin.function.endswith("<lambda>") for report in pygraph.reports())
+    assert pygraph.release() >= 1
+    assert graph.record.state == "warm"
+    for _ in range(4):
+        assert_same(graph(x), x * 2)
+    assert graph.record.captures == 2
+    pygraph.reset()
+    assert pygraph.counters() == {}
+    assert_same(is_replay(graph, x), x * 2)

@@ -1,0 +1,284 @@
+"""Calls that no replay could stand for run uncaptured, and say why: reason, operator, the user's line, the tensor."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.errors import CaptureError
+from tests.graph.calls import assert_same, replayed
+
+elsewhere = torch.full((3,), 2.0)
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def _line(function: Callable[..., Any], text: str) -> str:
+    """``file:line`` of the line of ``function`` that has ``text``."""
+    lines, first = inspect.getsourcelines(function)
+    (number,) = [first + index for index, line in enumerate(lines) if text in line]
+    return f"{__file__.rpartition('/')[2]}:{number}"
+
+
+def _refusal(graph: Any, reason: str, *args: Any) -> Any:
+    for _ in range(4):
+        graph(*args)
+    assert graph.record.replays == 0
+    assert reason in graph.record.refusals, graph.record
+    return graph.record.refusals[reason]
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.rope = SimpleNamespace(cos=torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.rope.cos
+
+
+def test_unknown_memory_of_an_attribute_names_its_path() -> None:
+    model = Model()
+    graph = pygraph.graph(model, held=model)
+    refusal = _refusal(graph, "unknown-memory", torch.randn(2, 3))
+    assert refusal.detail == "Model.rope.cos: add it to held"
+    assert refusal.launch == "aten::mul.Tensor"
+    assert refusal.loc.endswith(_line(Model.forward, "self.rope.cos"))
+    graph = pygraph.graph(model, held=[model, model.rope])
+    replayed(graph, torch.randn(2, 3), calls=3)
+    model.rope.cos = torch.full((3,), 7.0)
+    x = torch.randn(2, 3)
+    assert_same(graph(x), model(x))
+
+
+def test_unknown_memory_of_closures_and_globals_is_named() -> None:
+    weight = torch.randn(3)
+    nested = {"a": [weight]}
+    assert _refusal(pygraph.graph(lambda x: x * weight), "unknown-memory", torch.ones(3)).detail.startswith("weight:")
+    refusal = _refusal(pygraph.graph(lambda x: x * nested["a"][0]), "unknown-memory", torch.ones(3))
+    assert refusal.detail.startswith("nested.a[0]:")
+    refusal = _refusal(pygraph.graph(lambda x: x * elsewhere), "unknown-memory", torch.ones(3))
+    assert refusal.detail.startswith("elsewhere:")
+
+
+def test_unknown_memory_that_nothing_leads_to() -> None:
+    hidden = iter(lambda: torch.zeros(3), None)
+    views = [torch.zeros(3)]
+    source = iter(lambda: views[0], None)
+    refusal = _refusal(pygraph.graph(lambda x: x * next(source)), "unknown-memory", torch.ones(3))
+    assert refusal.loc is not None
+    graph = pygraph.graph(lambda x: x * next(hidden))  # made inside
+    x = torch.ones(3)
+    assert_same(replayed(graph, x, calls=4), torch.zeros(3))
+
+
+def test_a_number_that_counts_is_refused_with_its_line() -> None:
+    count = [0]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        count[0] += 1
+        return x * count[0]
+
+    graph = pygraph.graph(function)
+    refusal = _refusal(graph, "unstable-number", torch.ones(3))
+    assert "aten.mul.Tensor(·, 2) became aten.mul.Tensor(·, 3)" in refusal.detail
+    assert refusal.loc.endswith(_line(function, "return x * count[0]"))
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_number_that_changes_from_call_to_call_is_refused_with_its_line(constant: bool) -> None:
+    config = {"scale": 1.0}
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        scale = torch.tensor(config["scale"]) if constant else config["scale"]
+        return x * scale
+
+    graph = pygraph.graph(function)
+    for call in range(6):
+        config["scale"] = float(call)
+        assert_same(graph(torch.ones(3)), torch.full((3,), float(call)))
+    assert graph.record.replays == 0
+    refusal = graph.record.refusals["unstable-number"]
+    assert _line(function, "scale = torch" if constant else "return x * scale") in refusal.detail
+
+
+def test_other_operators_in_another_call_are_refused() -> None:
+    config = {"more": False}
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.neg() + 1 if config["more"] else x * 2
+
+    graph = pygraph.graph(function)
+    for call in range(6):
+        config["more"] = call > 1
+        assert_same(graph(torch.ones(3)), torch.zeros(3) if call > 1 else torch.full((3,), 2.0))
+    assert "unstable-launches" in graph.record.refusals
+
+
+HOST_READS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda x: x * x.sum().item(),
+    "bool": lambda x: x * 2 if x.sum() > 0 else x,
+    "print": lambda x: (str(x), x + 1)[1],
+    "tolist": lambda x: x * x.tolist()[0],
+    "numpy": lambda x: x * float(x.numpy()[0]),
+    "dlpack": lambda x: x * float(__import__("numpy").from_dlpack(x)[0]),
+    "equal": lambda x: x * torch.equal(x, x),
+    "nonzero": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.parametrize("name", HOST_READS)
+def test_host_reads_are_refused(name: str) -> None:
+    function = HOST_READS[name]
+    graph = pygraph.graph(function)
+    for value in (1.0, 2.0, 3.0, -1.0):
+        x = torch.full((3,), value)
+        assert_same(graph(x), function(x))
+    assert graph.record.captures == 0
+    refusal = next(iter(graph.record.refusals.values()))
+    assert refusal.reason in ("host-read", "dynamic-output", "capture-failed")
+    assert refusal.loc is not None, refusal
+    assert "test_refused.py" in refusal.loc
+
+
+def test_host_reads_of_what_is_held_are_refused() -> None:
+    held = torch.ones(3)
+    graph = pygraph.graph(lambda x: x * held.tolist()[0], held=held)
+    for value in (1.0, 2.0, 3.0, 4.0):
+        held.fill_(value)
+        assert_same(graph(torch.ones(3)), torch.full((3,), value))
+    assert list(graph.record.refusals) == ["host-read"]
+
+
+def test_a_generator_of_the_callers_is_refused() -> None:
+    generator = torch.Generator()
+    graph = pygraph.graph(lambda x: x + torch.rand(3, generator=generator))
+    assert "rand" in _refusal(graph, "generator-argument", torch.ones(3)).detail
+
+
+def test_numbers_of_python_and_numpy_are_refused() -> None:
+    import random
+
+    graph = pygraph.graph(lambda x: x * random.random())
+    _refusal(graph, "unstable-number", torch.ones(3))
+
+
+def test_a_result_that_autograd_could_go_back_from() -> None:
+    linear = torch.nn.Linear(3, 3)
+    graph = pygraph.graph(linear, held=linear)
+    with torch.enable_grad():
+        assert "detach it" in _refusal(graph, "open-graph", torch.ones(3)).detail
+        graph(torch.ones(3)).sum().backward()
+    assert linear.weight.grad is not None
+
+
+def test_an_argument_with_a_history() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    graph = pygraph.graph(lambda x: x.sum().backward())
+    with torch.enable_grad():
+        for _ in range(4):
+            graph(weight * 2)
+    assert_same(weight.grad, torch.full((3,), 8.0))
+    assert "outer-graph" in graph.record.refusals
+
+
+def test_a_result_of_another_kind() -> None:
+    graph = pygraph.graph(lambda x: SimpleNamespace(y=x + 1))
+    assert "SimpleNamespace" in _refusal(graph, "unsupported-result", torch.ones(3)).detail
+    assert_same(graph(torch.ones(3)).y, torch.full((3,), 2.0))
+
+
+def test_memory_that_the_callable_gives_to_a_tensor() -> None:
+    held = torch.ones(3)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        held.data = x + 1
+        return held * 2
+
+    graph = pygraph.graph(function, held=held)
+    for value in range(4):
+        assert_same(graph(torch.full((3,), float(value))), torch.full((3,), 2.0 * value + 2))
+    assert "metadata-mutation" in graph.record.refusals
+
+
+def test_tensors_of_subclasses() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    held = torch.ones(3).as_subclass(Mine)
+    graph = pygraph.graph(lambda x: x * held, held=held)
+    _refusal(graph, "unsupported-tensor", torch.ones(3))
+
+
+def test_strict_raises() -> None:
+    graph = pygraph.graph(lambda x: x * x.sum().item(), options={"strict": True})
+    graph(torch.ones(3))
+    with pytest.raises(CaptureError, match="host-read"):
+        graph(torch.ones(3))
+
+
+def test_disable_runs_the_callable() -> None:
+    graph = pygraph.graph(lambda x: x + 1, options={"disable": True})
+    for _ in range(4):
+        assert_same(graph(torch.zeros(3)), torch.ones(3))
+    assert graph.record.captures == 0
+    assert graph.record.reason == "the option disable is set"
+
+
+def test_what_is_refused_for_good_costs_next_to_nothing() -> None:
+    linear = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(100)])
+
+    def function(x: torch.Tensor) -> float:
+        return x.sum().item()
+
+    graph = pygraph.graph(function, held=linear)
+    x = torch.ones(2)
+    for _ in range(100):
+        graph(x)
+
+    def best(call: Callable[[Any], Any]) -> float:
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            for _ in range(500):
+                call(x)
+            times.append((time.perf_counter() - began) / 500)
+        return min(times)
+
+    assert best(graph) - best(function) < 10e-6
+
+
+def test_what_is_refused_is_tried_again_when_asked() -> None:
+    config = {"reads": True}
+    graph = pygraph.graph(lambda x: x * x.sum().item() if config["reads"] else x * 2)
+    x = torch.ones(3)
+    for _ in range(40):
+        graph(x)
+    config["reads"] = False
+    assert pygraph.retry(every=True) >= 1
+    for _ in range(4):
+        assert_same(graph(x), torch.full((3,), 2.0))
+    assert graph.record.replays >= 1
+
+
+def test_reports_tell_of_graphs() -> None:
+    pygraph.reset()
+    graph = pygraph.graph(lambda x: x * x.sum().item())
+    for _ in range(3):
+        graph(torch.ones(3))
+    (report,) = pygraph.reports()
+    assert any("host-read" in note for note in report.notes)
+    assert report.regions[0].state == "uncaptured"
+    assert "host-read" in report.regions[0].why
