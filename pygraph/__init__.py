@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pygraph.preparation import Prepared, prepare
     from pygraph.runtime.events import Event, on_event
     from pygraph.runtime.live import release, retry
+    from pygraph.session import Session
     from pygraph.training.step import train_step
     from pygraph.training.whole_step import capture
 
@@ -29,6 +30,7 @@ __all__ = [
     "PassContext",
     "PassResult",
     "Prepared",
+    "Session",
     "__version__",
     "capture",
     "counters",
@@ -53,6 +55,7 @@ _HOMES = {
     "register": "pygraph.passes.pipeline",
     **dict.fromkeys(("Event", "on_event"), "pygraph.runtime.events"),
     **dict.fromkeys(("release", "retry"), "pygraph.runtime.live"),
+    "Session": "pygraph.session",
     "capture": "pygraph.training.whole_step",
     "train_step": "pygraph.training.step",
 }

@@ -31,6 +31,7 @@ from pygraph.inductor.lineage import following
 from pygraph.logs import configure, step
 from pygraph.program.recording import is_functional_collective
 from pygraph.report.model import GraphReport, RegionReport, open_report
+from pygraph.runtime import live
 from pygraph.runtime.contract import Driver, make_driver, start_build
 from pygraph.runtime.native_build import waiting_for_builds
 from pygraph.runtime.region import Region, RegionOptions
@@ -124,7 +125,8 @@ _OTHERS = ["the wrapper that is set for Inductor's partitions is not called for 
 class _Compiler:
     """Inductor's ``inner_compile`` for one Dynamo graph, and what restores a program of it that AOTAutograd kept.
 
-    ``unusable`` says why this torch cannot be worked with, if so. ``forward`` is the forward graph, once it is lifted.
+    ``unusable`` says why this torch cannot be worked with, if so. Regions get the ``owner`` of where Dynamo compiles.
+    ``forward`` is the forward graph, once it is lifted.
     """
 
     settings: Settings
@@ -132,6 +134,7 @@ class _Compiler:
     user_tag: str
     keeper: Keeper | None
     unusable: str
+    owner: live.Owner = field(default_factory=live.owner, init=False)
     forward: Graph | None = field(default=None, init=False)
 
     # -- a cold compilation --------------------------------------------------------------------------------------------
@@ -145,7 +148,8 @@ class _Compiler:
         with _timed(report, "copy"):
             original = {path: copy.deepcopy(module.graph) for path, module in _modules(gm)}
         try:
-            run = self._compile(gm, example_inputs, kwargs, report)
+            with live.owned_by(self.owner):  # autograd compiles a backward graph on another thread
+                run = self._compile(gm, example_inputs, kwargs, report)
         except Exception as error:  # whatever failed in here, the user's program must run
             if self.settings.strict or (isinstance(error, PassError) and not error.built_in):
                 raise
@@ -232,7 +236,7 @@ class _Compiler:
         """Restore from AOTAutograd's cache: ``program`` gets its regions and its report back."""
         report = open_report(facts.kind, self.origin)
         try:
-            with _timed(report, "restore"):
+            with _timed(report, "restore"), live.owned_by(self.owner):
                 facts.fill(report, rest)
                 report.record, report.source = program_record(program), program.source_code
                 report.notes += _OTHERS if compat.others_partitions() else []

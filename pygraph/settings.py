@@ -9,9 +9,11 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +140,7 @@ _KINDS = {
     "disable": "true or false",
     "verify": "'first', 'sample' or 'always'",
     "capture_after": "a whole number of at least 2",
-    "memory_limit": "a whole number of at least 1",
+    "memory_limit": "a count of bytes, such as 2000000000 or '2GiB'",
     "ledger": "true or false",
     "order": "'measured', 'program' or 'dependences'",
     "order_memory": "a number of at least 0",
@@ -173,6 +175,19 @@ def _read(option: str, text: str) -> object:
     return text
 
 
+_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+def bytes_of(name: str, value: int | str) -> int:
+    """A number of bytes, also as a text such as ``2GiB``. Raises OptionError, which calls it ``name``, for anything
+    else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", str(value).strip().lower())
+    nbytes = int(Decimal(found[1]) * _UNITS.get(found[2], 0)) if found else 0
+    if nbytes < 1:  # no bool is a number here
+        raise OptionError(f"{name} must be {_KINDS['memory_limit']}, not {value!r}")
+    return nbytes
+
+
 def _checked(option: str, name: str, value: Any) -> Any:
     """``value`` as the settings hold it. Raises OptionError, which calls it ``name``, for another kind of value."""
     match option, value:
@@ -182,8 +197,8 @@ def _checked(option: str, name: str, value: Any) -> Any:
             return value
         case "memory_limit", None:
             return None
-        case "memory_limit", int() if not isinstance(value, bool) and value >= 1:
-            return value
+        case "memory_limit", int() | str():
+            return bytes_of(name, value)
         case "order_memory", int() | float() if not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
             return float(value)
         case "verify", "first" | "sample" | "always":

@@ -44,6 +44,8 @@ def test_decisions_are_kept_in_the_users_cache_unless_said_otherwise(tmp_path: P
 def test_a_limit_of_memory_is_a_number_of_bytes_or_the_drivers() -> None:
     assert Settings.make({}, {}).memory_limit is None
     assert Settings.make({}, {"PYGRAPH_MEMORY_LIMIT": "2000000000"}).memory_limit == 2_000_000_000
+    assert Settings.make({"memory_limit": "1.5 MiB"}, {"PYGRAPH_MEMORY_LIMIT": "2GiB"}).memory_limit == 3 << 19
+    assert Settings.make({}, {"PYGRAPH_MEMORY_LIMIT": "2GiB"}).memory_limit == 2 << 30
     assert Settings.make({"memory_limit": None}, {"PYGRAPH_MEMORY_LIMIT": "5"}).memory_limit is None
 
 
@@ -64,6 +66,8 @@ def test_an_empty_cache_directory_keeps_nothing() -> None:
         ("memory_limit", 0),
         ("memory_limit", True),
         ("memory_limit", 0.1),
+        ("memory_limit", "2GB"),
+        ("memory_limit", "lots"),
         ("order_memory", -0.1),
         ("order_memory", True),
         ("order_memory", float("inf")),

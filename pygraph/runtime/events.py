@@ -121,16 +121,16 @@ def forget() -> None:
 
 
 class Journal:
-    """Takes down the events of the region ``name``: in ``counter``, which is its own, and for the process. ``clock``
-    has seconds."""
+    """Takes down the events of the region ``name``: in ``counter``, which is its own, for the process, and in ``log``.
+    ``clock`` has seconds."""
 
-    def __init__(self, name: str, counter: Counter[str], clock: Callable[[], float]) -> None:
-        self._name, self._counter, self._clock = name, counter, clock
+    def __init__(self, name: str, counter: Counter[str], clock: Callable[[], float], log: logging.Logger) -> None:
+        self._name, self._counter, self._clock, self._log = name, counter, clock, log
         self._warned: set[str] = set()
 
     def captured(self, sizes: Sizes, duration_us: float, nbytes: int) -> None:
         """A capture is replayed from now on."""
-        _log.info("%s: captured%s in %.1f ms", self._name, _for(sizes), duration_us / 1e3)
+        self._log.info("%s: captured%s in %.1f ms", self._name, _for(sizes), duration_us / 1e3)
         counts["captures"] += 1
         _tell(Event("captured", self._name, "", "", sizes, duration_us, nbytes))
 
@@ -138,30 +138,30 @@ class Journal:
         """A capture, a comparison or a replay failed. ``waits``: it is tried again so rarely, and not more rarely."""
         level = self._level("waits", logging.DEBUG) if waits else logging.DEBUG
         again = f". It is tried again {waits}. {_advice(refusal)}" if waits else ""
-        _log.log(level, "%s: not captured%s: %s%s", self._name, _for(sizes), refusal, again)
+        self._log.log(level, "%s: not captured%s: %s%s", self._name, _for(sizes), refusal, again)
         self._count(Event("refused", self._name, refusal.reason, str(refusal), sizes, duration_us))
 
     def left(self, refusal: Refusal, sizes: Sizes = (), duration_us: float = 0.0) -> None:
         """Nothing of the region is captured any more, or nothing of calls of ``sizes``."""
         level = self._level("sizes" if sizes else "region", logging.INFO)
         text = "%s is left uncaptured%s: %s. %s"
-        _log.log(level, text, self._name, _for(sizes) or " for good", refusal, _advice(refusal))
+        self._log.log(level, text, self._name, _for(sizes) or " for good", refusal, _advice(refusal))
         self._count(Event("left-uncaptured", self._name, refusal.reason, str(refusal), sizes, duration_us))
 
     def evicted(self, reason: str, sizes: Sizes) -> None:
         """A capture was freed, to make room for others."""
-        _log.info("%s: evicted%s: %s", self._name, _for(sizes), reason)
+        self._log.info("%s: evicted%s: %s", self._name, _for(sizes), reason)
         self._count(Event("evicted", self._name, reason, "", sizes))
 
     def retried(self, reason: str) -> None:
         """Captures that were refused for a reason are eligible again, at once."""
         self._warned.clear()
-        _log.info("%s: eligible for captures again, after %s", self._name, reason)
+        self._log.info("%s: eligible for captures again, after %s", self._name, reason)
         self._count(Event("retried", self._name, reason))
 
     def released(self) -> None:
         """All captures of the region were freed."""
-        _log.info("%s: released", self._name)
+        self._log.info("%s: released", self._name)
         self._count(Event("released", self._name))
 
     def _level(self, subject: str, otherwise: int) -> int:

@@ -99,6 +99,7 @@ class Subject:
         driver: captures and replays it
         facts: fields of the programs that no capture tells
         options: how the region lives
+        owner: whose it is
         origins: what the lines of ``fn`` run
         on_capture: is told each program that will be replayed
         clock: seconds
@@ -109,6 +110,7 @@ class Subject:
     driver: Driver
     facts: Mapping[str, Any]
     options: RegionOptions
+    owner: live.Owner
     origins: Mapping[int, Origin] | Callable[[], Origin]
     on_capture: Callable[[Program], None] | None
     clock: Callable[[], float]
@@ -138,7 +140,7 @@ class Lives:
         self.device = torch.device("cpu")
         self.parameters: frozenset[int] = frozenset()
         self.sensitive: frozenset[int] = frozenset()
-        self.journal = Journal(record.name, record.events, subject.clock)
+        self.journal = Journal(record.name, record.events, subject.clock, subject.owner.log)
         self._ledger: Ledger | None = record.ledger
         self._eager = dict(eager)
         self._proof = Proof()
@@ -200,7 +202,7 @@ class Lives:
         """True if a call is one that the life of a captured variant waits for, and another capture pays."""
         if not is_alive(variant.life) or self.ballot is not None:
             return False
-        if self._no_order_gains:
+        if self._no_order_gains or self.subject.owner.frozen:
             self._keep_order(variant)
             return False
         if not self._pays or not variant.fits(args):
@@ -508,12 +510,12 @@ class Lives:
         return None
 
     def make_room(self, variant: Variant, made: Captured) -> Refusal | None:
-        """Have captures go that were not used for longest, of any region, if all take too much memory with the new one
-        for ``variant``; a refusal where those that may go are too few."""
-        limit, nbytes = self.subject.options.memory_limit, made.executable.nbytes
-        if limit is None:
-            limit = self.subject.driver.memory_limit(self.device)
-        if live.make_room(self.device, nbytes, limit, variant):
+        """Have captures go that were not used for longest, of any region of the same owner, if all take too much memory
+        with the new one for ``variant``; a refusal where those that may go are too few."""
+        subject, nbytes = self.subject, made.executable.nbytes
+        limits = (subject.options.memory_limit, subject.owner.memory_limit, subject.driver.memory_limit(self.device))
+        limit = next(limit for limit in limits if limit is not None)
+        if live.make_room(self.device, nbytes, limit, variant, subject.owner):
             return None
         return Refusal(OVER_LIMIT, f"the capture takes {nbytes:,} bytes, and all of them may take {limit:,}")
 

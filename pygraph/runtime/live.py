@@ -1,10 +1,16 @@
-"""The regions of this process that are alive, and what is done to all of them at once: retry, release, make room."""
+"""The regions of this process that are alive, and what is done to many of them at once: retry, release, make room.
+
+Each region has an owner: the session that is entered where its program is compiled, or the one of all others.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -33,6 +39,49 @@ class Capture:
 
 _regions: WeakValueDictionary[int, Region] = WeakValueDictionary()
 _numbers = itertools.count()
+
+
+@dataclass(eq=False)
+class Owner:
+    """Regions that share a limit of memory.
+
+    Args:
+        memory_limit: Bytes of a device that their captures may take; None: what the driver says.
+        frozen: Nothing more is captured.
+        closed: Regions that are made from now on capture nothing, as those that it has.
+        log: Takes the lines about its regions.
+    """
+
+    memory_limit: int | None = None
+    frozen: bool = False
+    closed: bool = False
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("pygraph.runtime"))
+
+    @property
+    def regions(self) -> list[Region]:
+        """Its regions that are alive, oldest first."""
+        return [region for region in regions() if region.owner is self]
+
+
+EVERYBODY = Owner()
+"""The owner of regions that are made in no session."""
+
+_owner: ContextVar[Owner] = ContextVar("pygraph_owner", default=EVERYBODY)
+
+
+def owner() -> Owner:
+    """The owner of what is compiled here and now."""
+    return _owner.get()
+
+
+@contextlib.contextmanager
+def owned_by(owner: Owner) -> Iterator[None]:
+    """What is compiled within the block, on this thread, belongs to ``owner``."""
+    token = _owner.set(owner)
+    try:
+        yield
+    finally:
+        _owner.reset(token)
 
 
 def enter(region: Region) -> None:
@@ -69,27 +118,28 @@ def release() -> int:
 def shed(device: torch.device, before: int | None = None) -> int:
     """Free the least recently used half of the captures on ``device``, of those that were not replayed since the replay
     with the number ``before``. Returns how many these were."""
-    idle = [capture for capture in _by_use(device) if before is None or capture.variant.used <= before]
+    idle = [capture for capture in _by_use(device, regions()) if before is None or capture.variant.used <= before]
     chosen = idle[: (len(idle) + 1) // 2]
     for capture in chosen:
         capture.evict("out-of-memory")
     return len(chosen)
 
 
-def held_bytes(device: torch.device) -> int:
-    """Bytes of ``device`` that all captures on it take."""
-    return sum(region.record.held_bytes for region in regions() if region.device == device)
+def held_bytes(device: torch.device, owner: Owner | None = None) -> int:
+    """Bytes of ``device`` that captures on it take: all, or those of an ``owner``."""
+    mine = regions() if owner is None else owner.regions
+    return sum(region.record.held_bytes for region in mine if region.device == device)
 
 
-def make_room(device: torch.device, nbytes: int, limit: int, spared: Variant) -> bool:
-    """Free the least recently used captures on ``device``, but for that of ``spared``, until ``nbytes`` more make no
-    more than ``limit`` in all. False, with nothing freed, where all of them would not do.
+def make_room(device: torch.device, nbytes: int, limit: int, spared: Variant, owner: Owner) -> bool:
+    """Free the least recently used captures of ``owner`` on ``device``, but for that of ``spared``, until ``nbytes``
+    more make no more than ``limit`` in all. False, with nothing freed, where all of them would not do.
 
     One thread captures at a time, so that what others do meanwhile only makes more room.
     """
-    excess = held_bytes(device) + nbytes - limit
+    excess = held_bytes(device, owner) + nbytes - limit
     chosen: list[Capture] = []
-    for capture in _by_use(device) if excess > 0 else ():
+    for capture in _by_use(device, owner.regions) if excess > 0 else ():
         if capture.variant is not spared and excess > 0:
             chosen.append(capture)
             excess -= capture.variant.held_bytes
@@ -100,7 +150,7 @@ def make_room(device: torch.device, nbytes: int, limit: int, spared: Variant) ->
     return True
 
 
-def _by_use(device: torch.device) -> list[Capture]:
-    """The captures on ``device`` that may go, the least recently used first."""
-    known = (capture for region in regions() if region.device == device for capture in region.captures())
+def _by_use(device: torch.device, among: list[Region]) -> list[Capture]:
+    """The captures of regions on ``device`` that may go, the least recently used first."""
+    known = (capture for region in among if region.device == device for capture in region.captures())
     return sorted(known, key=lambda capture: capture.variant.used)

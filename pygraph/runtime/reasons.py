@@ -48,6 +48,9 @@ CLOSED = "closed"
 MEMORY = ("no-address-space", "out-of-memory")
 """Refusals for want of memory that captures hold."""
 
+FROZEN = "frozen"
+"""The refusal of captures in a session that makes no more."""
+
 OVER_LIMIT = "memory-limit"
 """Why captures are evicted, or refused, where all of them would take more memory than they may."""
 
@@ -69,6 +72,11 @@ _GROUPS = {
         Lasting.PASSES,
         "a mode that watches operators, or a capture of the caller's own, was active",
         "call the function outside of it",
+    ),
+    FROZEN: Reason(
+        Lasting.PASSES,
+        "the session makes no more captures, and there was none for these sizes",
+        "prepare them before Session.freeze(), or call Session.thaw()",
     ),
     BUILDING: Reason(
         Lasting.PASSES, "the native library is being built", "nothing is needed: it is used once it is there"

@@ -30,7 +30,7 @@ from pygraph.runtime.eager import base_of
 from pygraph.runtime.ledger import Ledger
 from pygraph.runtime.life import Lives, Subject
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.reasons import BUILDING, CLOSED, reason_of
+from pygraph.runtime.reasons import BUILDING, CLOSED, FROZEN, reason_of
 from pygraph.runtime.record import RegionOptions, RegionRecord
 from pygraph.runtime.variants import State, Variant, VariantTable, is_alive, signature
 from pygraph.runtime.votes import hold
@@ -40,6 +40,7 @@ __all__ = ["Region", "RegionOptions", "RegionRecord"]
 
 class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
+    It belongs to the ``owner`` of where it is made.
 
     Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a
     replay broke its contract; a capture that fails never shows but in ``record``.
@@ -77,7 +78,8 @@ class Region:
     ) -> None:
         options = options or RegionOptions()
         facts = {"held": frozenset(held), "lent": frozenset(lent), "name": label or name}
-        subject = Subject(fn, uncaptured or fn, driver, facts, options, origins or {}, on_capture, clock)
+        self.owner = live.owner()
+        subject = Subject(fn, uncaptured or fn, driver, facts, options, self.owner, origins or {}, on_capture, clock)
         self._ledger = Ledger() if options.ledger else None
         table = VariantTable(options.capture_after - 1)
         self.record = RegionRecord(name, ledger=self._ledger, _table=table)
@@ -86,6 +88,8 @@ class Region:
         self._unready: Refusal | None = None
         """Why the driver could not capture when it was asked last."""
         live.enter(self)
+        if self.owner.closed:
+            self.close()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         outputs = self.try_replay(args)
@@ -201,7 +205,16 @@ class Region:
 
     def _is_due(self, variant: Variant, known: bool = False) -> bool:
         """True if a variant is to be captured now: its calls are enough (one less, where it is ``known``), and the
-        ledger consents; or the user asks."""
+        ledger consents, or the user asks; and its owner captures still."""
+        due = self._would_be_due(variant, known)
+        if not due or not self.owner.frozen:
+            return due
+        if variant.refusal is None:
+            variant.refusal = Refusal(FROZEN)
+            self._lives.note(variant.refusal, variant)
+        return False
+
+    def _would_be_due(self, variant: Variant, known: bool) -> bool:
         if asked.is_asked():  # its kernels are loaded, or most likely those of another size are its own
             return variant.capturable and (known or variant.ran > 0 or self.record.captures > 0)
         if not variant.due(self._clock) and not (known and variant.due_next):

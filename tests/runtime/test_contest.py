@@ -36,7 +36,7 @@ from pygraph.runtime.discover import capture
 from pygraph.runtime.events import counts
 from pygraph.runtime.ledger import CREDIT
 from pygraph.runtime.life import Lives
-from pygraph.runtime.live import held_bytes
+from pygraph.runtime.live import Owner, held_bytes, owned_by
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.record import RegionRecord
 from pygraph.runtime.region import Region, RegionOptions
@@ -203,6 +203,18 @@ def test_another_order_of_launches_is_used_if_it_is_faster(cost: float) -> None:
     assert (region.record.contests, region.record.captures) == (0, 1)
     assert (region.record.longest_path, region.record.launches) == (1, 2)
     assert region.record.timeline == (("toy", 0, 0), ("beside", 1, 0))
+
+
+def test_no_other_order_is_tried_once_its_session_is_frozen() -> None:
+    with owned_by(Owner()):
+        region, driver = make(driver=Parallel(), order="measured")
+    call(region, 2)
+    assert region.record.contests == 1
+    region.owner.frozen = True
+    captures = driver.captures
+    call(region, 4)
+    assert (driver.captures, region.record.contests) == (captures, 0)
+    assert region.expects_replay()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""``pygraph.Session``: regions with a budget of their own, which are frozen, measured and freed together.
+
+    with pygraph.Session(memory_limit="2GiB") as session:
+        decode = torch.compile(model, backend="pygraph")
+        session.prepare(decode, {(0, 0): [1, 2, 4, 8]}, args=(tokens,))
+        session.freeze()          # calls of other sizes run uncaptured from now on, and are counted
+        serve(decode)
+
+A program belongs to the session that is entered when it is compiled: at its first call, on that thread. Other programs
+have an owner of their own, whose limit is the option ``memory_limit``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pygraph.preparation import prepare
+from pygraph.report.facts import Quantity
+from pygraph.runtime import live
+from pygraph.settings import bytes_of
+
+__all__ = ["RegionMemory", "Session", "SessionMemory"]
+
+
+@dataclass(frozen=True)
+class RegionMemory:
+    """Memory of a region's captures.
+
+    Args:
+        captures: How many there are.
+        instances: Bytes that these take of the device, outside of torch's allocator, at most.
+        workspace: Bytes of intermediates that each replay of the last capture takes from torch's allocator for itself.
+    """
+
+    captures: int
+    instances: int
+    workspace: int
+
+
+@dataclass(frozen=True)
+class SessionMemory:
+    """Memory of a session. Prints as a table.
+
+    Args:
+        regions: That of each region, by its name in reports.
+        limit: Bytes that all instances on a device may take, if the session sets it.
+    """
+
+    regions: Mapping[str, RegionMemory]
+    limit: int | None
+
+    @property
+    def instances(self) -> int:
+        """Bytes of all instances."""
+        return sum(region.instances for region in self.regions.values())
+
+    def __str__(self) -> str:
+        rows = [
+            f"{name}: {region.captures} captured, {_text(region.instances)}, {_text(region.workspace)} in a replay"
+            for name, region in self.regions.items()
+        ]
+        limit = "" if self.limit is None else f" of {_text(self.limit)}"
+        return "\n".join([*rows, f"in all: {_text(self.instances)}{limit}"])
+
+
+def _text(nbytes: int) -> str:
+    return Quantity(nbytes).text("bytes")
+
+
+class Session:
+    """Owns the regions of programs that are compiled while it is entered. Leaving the block closes it.
+
+    Args:
+        memory_limit: Bytes of a device that its captures may take together, as a number or as ``"512MiB"``,
+            ``"2GiB"``; the least recently used go. None: a tenth of the device's memory. The option of the same name
+            wins for programs that are compiled with it.
+        log: Takes the lines about its regions, instead of the logger ``pygraph.runtime``.
+
+    Raises OptionError for a limit that is no number of bytes.
+    """
+
+    def __init__(self, *, memory_limit: int | str | None = None, log: logging.Logger | None = None) -> None:
+        self._owner = live.Owner(None if memory_limit is None else bytes_of("memory_limit", memory_limit))
+        if log is not None:
+            self._owner.log = log
+        self._entered = contextlib.ExitStack()
+
+    def __enter__(self) -> Session:
+        self._entered.enter_context(live.owned_by(self._owner))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._entered.close()
+        self.close()
+
+    def prepare(self, compiled: Callable[..., Any], sizes: Any, **options: Any) -> Any:
+        """As ``pygraph.prepare``; what that compiles belongs to the session."""
+        with live.owned_by(self._owner):
+            return prepare(compiled, sizes, **options)
+
+    def freeze(self) -> None:
+        """Capture nothing more: calls of sizes that are not captured run uncaptured. The first one of each that would
+        have been captured is logged, and counted as ``refused.frozen``. Trials of another order of launches end."""
+        self._owner.frozen = True
+
+    def thaw(self) -> None:
+        """Capture again."""
+        self._owner.frozen = False
+
+    def memory(self) -> SessionMemory:
+        """Memory of its captures now."""
+        regions = {
+            region.record.name: RegionMemory(
+                len(region.captures()), region.record.held_bytes, region.record.workspace_bytes
+            )
+            for region in self._owner.regions
+        }
+        return SessionMemory(regions, self._owner.memory_limit)
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """The counters of each of its regions, by name, as ``pygraph.region_counters``."""
+        return {name: dict(sorted(counted.items())) for name, counted in (r.counters for r in self._owner.regions)}
+
+    def release(self) -> int:
+        """Free its captures; returns how many there were. They are captured again by later calls, unless it is frozen:
+        a service that wakes calls ``thaw``, and ``prepare``."""
+        return sum(region.release() for region in self._owner.regions)
+
+    def close(self) -> None:
+        """Free its captures for good: its programs run uncaptured from now on."""
+        self._owner.closed = True
+        for region in self._owner.regions:
+            region.close()
