@@ -85,7 +85,7 @@ class _Walk:
     refusal: why nothing can be captured
     """
 
-    def __init__(self, root: object) -> None:
+    def __init__(self, root: tuple[object]) -> None:
         self.nodes: list[tuple[int, Any, int]] = []
         self.tensors: list[torch.Tensor] = []
         self.containers: list[Any] = []
@@ -94,7 +94,9 @@ class _Walk:
         self._key: list[Hashable] = []
         self._numbers: dict[int, int] = {}
         self._met: dict[int, int] = {}
-        self._visit(root, "held", named=True)
+        self._hold(root)
+        self._add(_SEQUENCE, tuple, len(root))
+        self._visit(root[0], "held", named=True)
         self.key = tuple(self._key)
 
     def _add(self, kind: int, value: Any, number: int = 0, key: Hashable = None) -> None:
@@ -959,13 +961,14 @@ class Graph(Generic[P, R]):
         *,
         held: Any = (),
         key: Callable[..., Any] | None = None,
+        compare: Callable[[str, torch.Tensor], bool] | None = None,
         eager: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self.function = function
         self.record = GraphRecord(getattr(function, "__qualname__", type(function).__name__))
-        self._root, self._key, self._eager = (held,), key, tuple(eager)
+        self._root, self._key, self._compare, self._eager = (held,), key, compare, tuple(eager)
         self._settings = Settings.make(options)
         self.verifies = self._settings.verify_every > 0
         self._looks: OrderedDict[Hashable, _Look] = OrderedDict()
@@ -1102,7 +1105,10 @@ class Graph(Generic[P, R]):
         devices = {tensor.device for tensor in tensors}
         if len(devices) > 1:
             named = " and ".join(sorted(map(str, devices)))
-            return Refusal("several-devices", f"arguments, and what is held, are on {named}")
+            here = self._driver.current_device().type
+            path = next((path for path, each in zip(look.paths, tensors, strict=False) if each.device.type != here), "")
+            said = f": {path} is not on the device that the others are on" if path else ""
+            return Refusal("several-devices", f"arguments, and what is held, are on {named}{said}")
         device = next(iter(devices), self._driver.current_device())
         entry = _Entry(self, self._driver, device, look.paths)
         entry.groups = _groups(shared)
@@ -1110,6 +1116,16 @@ class Graph(Generic[P, R]):
         others = {number for group in entry.groups for number in group.members[1:]}
         entry.plan = tuple(first.get(number, number) for number in range(len(tensors)) if number not in others)
         settings = self._settings
+        spared = {
+            number
+            for number, path in enumerate(look.paths)
+            if self._compare is not None and not self._compare(path, tensors[number])
+        }
+        exempt = frozenset(
+            position
+            for position, each in enumerate(entry.plan)
+            if not spared.isdisjoint((each,) if isinstance(each, int) else each.members)
+        )
 
         def function(args: list[Any]) -> list[Any]:
             return entry.on_stand_ins(args)
@@ -1127,6 +1143,7 @@ class Graph(Generic[P, R]):
                 verify_every=settings.verify_every,
                 order=settings.order,
                 launch_passes=settings.launches(),
+                exempt=exempt,
             ),
             held=range(len(entry.plan)),
             origins=_origin,
@@ -1284,6 +1301,7 @@ def graph(
     *,
     held: Any = (),
     key: Callable[..., Any] | None = None,
+    compare: Callable[[str, torch.Tensor], bool] | None = None,
     eager: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -1298,8 +1316,10 @@ def graph(
         function: its Python code runs when it is captured, and never in a replay
         held: modules, optimizers, tensors, and containers of them, that it reads or writes: looked up at every call
         key: called with the arguments; what else the Python code decides by
+        compare: called with the path and the tensor of what is held; where it is false, a comparison neither copies the
+            tensor nor looks at it, and the replay writes it in place, right before ``function`` writes it again
         eager: operators (without overloads, such as ``aten.sort``) that replays call between segments
         options: those of the backend
     """
-    make = functools.partial(Graph, held=held, key=key, eager=eager, options=options)
+    make = functools.partial(Graph, held=held, key=key, compare=compare, eager=eager, options=options)
     return make if function is None else make(function)

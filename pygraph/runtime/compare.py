@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeGuard
 
@@ -32,7 +32,7 @@ from pygraph.runtime.critical import unbroken
 from pygraph.runtime.judge import ODD_REPLAY, RANDOM_STATE, RUNS, Outcome, Spread, judge
 from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
-from pygraph.runtime.tensors import Snapshot, bits, blocks, digests, extent, fingerprint, same_bytes, span, take
+from pygraph.runtime.tensors import Block, Snapshot, bits, blocks, digests, extent, fingerprint, same_bytes, span, take
 
 __all__ = ["Verdict", "compare", "observe", "verify"]
 
@@ -73,11 +73,13 @@ def compare(
     tolerant: bool = False,
     odd: bool = False,
     together: Callable[[str | None], bool] | None = None,
+    exempt: Collection[int] = (),
 ) -> Verdict:
     """Replay on copies of ``args``, then run ``answer`` (``fn``, unless it is given) on ``args`` themselves, and hold
     one against the other. ``fn`` is what further runs on copies do. ``tolerant``: the program was accepted within a
     tolerance before, so that results on which uncaptured runs happen to agree this time have one, too. ``odd``: the
-    last comparison of the region ended with ``odd-replay``; another such is ``comparison-failed``. ``together`` is
+    last comparison of the region ended with ``odd-replay``; another such is ``comparison-failed``. Arguments at the
+    positions ``exempt`` are neither copied nor compared: all runs use them in place. ``together`` is
     told once there are copies which runs this rank makes besides the answering one (``"once"``: a replay, ``"rounds"``:
     all that may be needed, None: there cannot be any), and says whether all ranks make these: if not, none replays
     (``ranks-differ``).
@@ -95,7 +97,7 @@ def compare(
     have agreed on runs that this one cannot make: others would take what it sends next for these.
     """
     answer = answer or fn
-    trial = functools.partial(_Trial, fn, driver, executable, args, program, tolerant, odd, together)
+    trial = functools.partial(_Trial, fn, driver, executable, args, program, tolerant, odd, together, exempt)
     with driver.scratch_pool(args) as scratch:
         verdict = _compare(trial, answer, args, scratch)
     if isinstance(verdict, Refusal) and together is None:
@@ -103,10 +105,10 @@ def compare(
     return Verdict(answer(list(args)), verdict) if isinstance(verdict, Refusal) else verdict
 
 
-def verify(name: str, *facts: Any, tolerant: bool, odd: bool) -> Verdict:
+def verify(name: str, *facts: Any, tolerant: bool, odd: bool, exempt: Collection[int] = ()) -> Verdict:
     """``compare`` a program in use. Also raises ReplayError, naming the region ``name``, the result, and the first
     launch that differs, if the replay did something else than the run that answers the call."""
-    verdict = compare(*facts, tolerant=tolerant, odd=odd)
+    verdict = compare(*facts, tolerant=tolerant, odd=odd, exempt=exempt)
     refusal = verdict.refusal
     if refusal is not None and (refusal is RANDOM_STATE or refusal.reason in (*_WRONG, "stateful-operator")):
         raise ReplayError(f"region {name}: a replay differs from an uncaptured run: {refusal.detail}")
@@ -183,7 +185,9 @@ class _Trial:
         tolerant: bool,
         odd: bool,
         together: Callable[[str | None], bool] | None,
+        exempt: Collection[int],
     ) -> None:
+        self.exempt = exempt
         self.fn, self.driver, self.executable, self.args, self.program = fn, driver, executable, args, program
         self.tolerant, self.odd, self.together = tolerant, odd, together
         self.answered = bool(program.calls) and together is None
@@ -194,7 +198,7 @@ class _Trial:
         self.runs = 0
         self.owes = False
         self.spread = Spread()
-        every, written = blocks(args, program.recording.offset_sensitive), program.written
+        every, written = self._blocks(args), program.written
         self.written = [block for block in every if written.intersection(block.members)]
         self.watched = sorted(position for block in self.written for position in block.members)
         saved, full = (sum(block.nbytes for block in chosen) for chosen in (self.written, every))
@@ -212,6 +216,10 @@ class _Trial:
         self.first_copies: list[Any] = []
         self.working = Snapshot([], ())
         self.before: list[bytes] = []
+
+    def _blocks(self, args: Sequence[Any]) -> tuple[Block, ...]:
+        found = blocks(args, self.program.recording.offset_sensitive)
+        return tuple(block for block in found if not any(member in self.exempt for member in block.members))
 
     def prepare(self) -> Refusal | None:
         """Make the copies that the replay takes, and see whether it may begin."""
@@ -402,7 +410,7 @@ class _Trial:
     def _retaken(self) -> list[Any]:
         """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""
         self.random.restart()
-        every = blocks(self.pristine, self.program.recording.offset_sensitive)
+        every = self._blocks(self.pristine)
         wanted = [b for b in every if self.all_copied or set(b.members).intersection(self.watched)]
         return take(self.pristine, wanted).args
 

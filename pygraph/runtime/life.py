@@ -372,6 +372,7 @@ class Lives:
                 partial(interruptible, answer or partial(self._run_timed, variant)),
                 odd=self._odd is not None,
                 together=together,
+                exempt=subject.options.exempt,
             )
         except BaseException as error:
             made.executable.close()
@@ -600,6 +601,7 @@ class Lives:
             checked.program,
             tolerant=checked.tolerant,
             odd=self._odd is not None,
+            exempt=self.subject.options.exempt,
         )
         args.clear()
         chance = verdict.refusal is not None and verdict.refusal.reason == ODD_REPLAY

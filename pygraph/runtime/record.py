@@ -26,6 +26,7 @@ class RegionOptions:
     which answers the call (0: none). ``ledger``: a capture must pay. ``cache_dir``: where decisions are
     kept, if at all. ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as real calls
     decide, ``measured``. ``launch_passes`` make the program that is replayed of the captured one.
+    ``exempt``: positions of arguments that comparisons neither copy nor look at: all runs write them in place.
     ``collectives``: replays call them (``eager``), or they are captured where all ranks agree, and have ``measured``
     that to be no slower.
     """
@@ -38,6 +39,7 @@ class RegionOptions:
     order: str = "program"
     launch_passes: LaunchPasses = DEFAULT_PASSES
     collectives: str = "eager"
+    exempt: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

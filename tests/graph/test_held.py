@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pygraph
+from pygraph.runtime import tensors
 from tests.graph.calls import assert_same, is_replay, replayed
 
 
@@ -214,6 +216,33 @@ def test_a_cache_that_is_written_and_made_anew() -> None:
         assert_same(cache.keys, before)
         assert_same(result, before.sum(0))
     assert graph.record.replays == 10
+
+
+def test_a_large_cache_is_neither_copied_nor_compared() -> None:
+    cache = [torch.zeros(1 << 20), torch.zeros(4)]
+    asked: list[str] = []
+
+    def compares(path: str, tensor: torch.Tensor) -> bool:
+        asked.append(path)
+        return tensor is not cache[0]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        cache[0][:4].copy_(x)
+        cache[1].add_(x)
+        return cache[0][:4] + cache[1]
+
+    graph = pygraph.graph(function, held=cache, compare=compares)
+    sums = torch.zeros(4)
+    with mock.patch.object(tensors, "_place", side_effect=tensors._place) as copies:
+        for _ in range(5):
+            x = torch.randn(4)
+            sums += x
+            assert_same(graph(x), x + sums)
+            assert_same(cache[0][:4], x)
+            assert_same(cache[1], sums)
+    assert graph.record.replays == 3
+    assert asked == ["held[0]", "held[1]"]
+    assert not any(call.args[0].numel() == 1 << 20 for call in copies.call_args_list)
 
 
 def test_hooks_and_training_flags_are_part_of_the_structure() -> None:
