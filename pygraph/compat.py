@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -698,6 +698,19 @@ pop_dispatch_mode = _find("torch._C._pop_torch_dispatch_stack")
 without_dispatch_modes = _find("torch.utils._python_dispatch._disable_current_modes")
 for _name in ("_empty_strided_cpu", "_empty_strided_cpu_pinned", "_reinterpret_tensor"):
     _find(f"torch._C._dynamo.guards.{_name}")
+
+_TensorGuards = _find("torch._C._dynamo.guards.TensorGuards", cost="uncaptured calls take longer")
+
+
+def check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A native check of as many tensors: true if they have the types, dispatch keys, dtypes, devices, sizes and strides
+    of these. False for a tensor that comes twice, and where another set of dispatch keys is active in the thread."""
+    if absent(_TensorGuards):
+        return lambda *_: False
+    sizes, strides = ([list(facts(tensor)) for tensor in tensors] for facts in (torch.Tensor.size, torch.Tensor.stride))
+    check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey as DispatchKey

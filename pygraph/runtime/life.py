@@ -54,12 +54,12 @@ from pygraph.runtime.variants import (
     Checked,
     Replay,
     ScalarKey,
+    Signatures,
     State,
     Variant,
     VariantTable,
     go_on,
     is_alive,
-    signature,
     sizes_in,
 )
 from pygraph.runtime.votes import AGREED, TOLERATED, Ballot, collectives_of, joint, open_ballot
@@ -125,6 +125,7 @@ class Lives:
         left: why nothing is captured any more, if so
         ballot: how ranks decide on captured collectives, until they do no longer
         key: reads the scalars of a call
+        signatures: reads all that tells calls apart
         device: where it is captured
         parameters: positions of parameters, whose sizes tell no calls apart
         sensitive: positions of arguments whose storage offsets tell calls apart
@@ -138,6 +139,7 @@ class Lives:
         self.ballot: Ballot | None = None
         self.key: ScalarKey | None = None
         self.device = torch.device("cpu")
+        self.signatures = Signatures()
         self.parameters: frozenset[int] = frozenset()
         self.sensitive: frozenset[int] = frozenset()
         self.journal = Journal(record.name, record.events, subject.clock, subject.owner.log)
@@ -170,11 +172,16 @@ class Lives:
         """True if a call is captured that runs uncaptured first, one earlier than others, since an earlier process has
         proven its kernels. Its arguments are held until it has run: those that the caller does not keep must be
         small."""
-        if not (self._recalls and self._proof.kept) or self._compares or not variant.due_next:
+        if not (self._recalls and self._proof.kept) or self._compares or not (variant.due_next and self._pays):
             return False
         held = self.subject.facts.get("held", ())
         lost = (arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in held)
         return sum(map(extent, lost)) <= WORTHWHILE
+
+    def fits(self, variant: Variant, args: Sequence[Any]) -> bool:
+        """True if a call is one that ``variant`` is captured for."""
+        sensitive, captured = variant.like
+        return variant.replay is not None and self.signatures.of(args, sensitive) == captured
 
     def go_on(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """Have the life of ``variant`` answer a call, on the thread that has the capturing turn."""
@@ -205,7 +212,7 @@ class Lives:
         if self._no_order_gains or self.subject.owner.frozen:
             self._keep_order(variant)
             return False
-        if not self._pays or not variant.fits(args):
+        if not self._pays or not self.fits(variant, args):
             return False
         if self.table.contested_now < _CONTESTS:
             return True
@@ -271,7 +278,7 @@ class Lives:
             return None
         sensitive = made.program.recording.offset_sensitive
         self.sensitive |= sensitive
-        variant.like = sensitive, signature(call.args, sensitive)
+        variant.like = sensitive, self.signatures.of(call.args, sensitive)
         verdict = self._judge(variant, made, call)
         refusal = verdict.refusal or self._adopt(variant, made, tolerant=verdict.tolerant)
         if refusal is not None:
@@ -295,7 +302,7 @@ class Lives:
         sensitive = made.program.recording.offset_sensitive
         if self._proof.covers(made.program):
             self.sensitive |= sensitive
-            variant.like = sensitive, signature(args, sensitive)
+            variant.like = sensitive, self.signatures.of(args, sensitive)
             if self._adopt(variant, made, tolerant=False) is None:
                 self._proof.add(made.program)
                 self.record.proven += 1
@@ -587,7 +594,7 @@ class Lives:
     def verify(self, variant: Variant, checked: Checked, args: list[Any]) -> Sequence[Any] | None:
         """Answer a call by running uncaptured what is captured, and hold a replay against that; None, with nothing
         done, if the call does not fit."""
-        if not variant.fits(args):
+        if not self.fits(variant, args):
             return None
         (executable,) = variant.held or (None,)
         if executable is None:
@@ -656,7 +663,7 @@ class Lives:
 
     @property
     def _pays(self) -> bool:
-        """True if a capture in another order may be tried: the ledger consents, or the user asks."""
+        """True if a capture may be tried whose variant has missed nothing: the ledger consents, or the user asks."""
         return self._ledger is None or is_asked() or self._ledger.owed_us <= 0
 
     def _keep_order(self, variant: Variant, why: object = None) -> None:

@@ -32,7 +32,7 @@ from pygraph.runtime.life import Lives, Subject
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import BUILDING, CLOSED, FROZEN, reason_of
 from pygraph.runtime.record import RegionOptions, RegionRecord
-from pygraph.runtime.variants import State, Variant, VariantTable, is_alive, signature
+from pygraph.runtime.variants import State, Variant, VariantTable, is_alive
 from pygraph.runtime.votes import hold
 
 __all__ = ["Region", "RegionOptions", "RegionRecord"]
@@ -146,7 +146,7 @@ class Region:
             if only is not None and self._waits(only):
                 lives.table.touch(only)
                 return self._count(only, args)  # most likely: a look at each tensor takes time
-        facts = signature(args, lives.sensitive)
+        facts = lives.signatures.of(args, lives.sensitive)
         if isinstance(facts, Refusal):
             return self._refuse(facts, args)
         variant = lives.table.find(key, facts)

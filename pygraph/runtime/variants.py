@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import torch
 
+from pygraph.compat import check_of
 from pygraph.program.program import Program
 from pygraph.runtime.contest import Contest
 from pygraph.runtime.contract import Executable
@@ -52,23 +53,60 @@ class ScalarKey:
         return tuple([bits(args[i]) for i in self._positions])
 
 
-def signature(args: Sequence[Any], sensitive: Collection[int]) -> Hashable | Refusal:
-    """All of a call that a capture is made for: facts of each tensor, and every other argument itself.
+class Signatures:
+    """Reads the signatures of calls: all of a call that a capture is made for.
 
-    Storage offsets count for the ``sensitive`` arguments only. Refused with ``argument-type`` are arguments that are
-    neither plain strided tensors nor Python scalars nor None.
+    Most tensors are what they were in the call before, as parameters are: one native check tells, and their facts are
+    not read again. Those that have changed once are read in each call.
     """
-    facts: list[Hashable] = []
-    for position, arg in enumerate(args):
-        kind = type(arg)
-        if kind in _TENSORS and arg.layout is torch.strided and not (arg.is_conj() or arg.is_neg()):
-            offset = arg.storage_offset() if position in sensitive else -1
-            facts.append((arg.size(), arg.stride(), arg.dtype, arg.device, offset))
-        elif kind in _SCALARS or arg is None:
-            facts.append(bits(arg))
-        else:
-            return Refusal("argument-type", f"argument {position} is a {kind.__name__}")
-    return tuple(facts)
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: tuple[Callable[..., bool], Sequence[int], Sequence[int], Sequence[Any]] = _never, (), (), ()
+        """The check, positions of the tensors that it takes, all other positions, and the facts of a call."""
+
+    def of(self, args: Sequence[Any], sensitive: Collection[int]) -> Hashable | Refusal:
+        """Facts of each tensor, and every other argument itself.
+
+        Storage offsets count for the ``sensitive`` arguments only. Refused with ``argument-type`` are arguments that
+        are neither plain strided tensors nor Python scalars nor None.
+        """
+        same, steady, others, last = self._last
+        known = len(args) == len(last) and same(*[args[i] for i in steady])
+        facts = list(last if known else args)
+        for i in others if known else range(len(args)):
+            facts[i] = _facts(args[i])
+            if facts[i] is None:
+                return Refusal("argument-type", f"argument {i} is a {type(args[i]).__name__}")
+        if not known:
+            self._learn(args, facts)
+        for i in sensitive:
+            if type(args[i]) in _TENSORS:
+                facts[i] = (*facts[i], args[i].storage_offset())
+        return tuple(facts)
+
+    def _learn(self, args: Sequence[Any], facts: list[Any]) -> None:
+        """The ``facts`` of a call are not those of the last one."""
+        _, steady, _, last = self._last
+        if len(facts) != len(last):
+            steady, last = range(len(facts)), facts
+        same = [i for i in steady if type(args[i]) in _TENSORS and facts[i] == last[i]]
+        steady = sorted({id(args[i]): i for i in same}.values())  # the check takes no tensor twice
+        others = sorted(set(range(len(facts))).difference(steady))
+        check = check_of([args[i] for i in steady]) if steady else _never
+        self._last = check, steady, others, tuple(facts)
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+def _facts(arg: Any) -> Hashable | None:
+    """Of one argument, but for its storage offset; None where nothing is captured for it."""
+    if type(arg) in _TENSORS and arg.layout is torch.strided and not (arg.is_conj() or arg.is_neg()):
+        return arg.size(), arg.stride(), arg.dtype, arg.device
+    return bits(arg) if type(arg) in _SCALARS or arg is None else None
 
 
 def sizes_in(signature: Hashable, left_out: Collection[int] = ()) -> Sizes:
@@ -234,11 +272,6 @@ class Variant:
         """True if one more uncaptured run makes it due."""
         return self.capturable and self.ran == self.wanted - 1
 
-    def fits(self, args: Sequence[Any]) -> bool:
-        """True if a call is one that it was captured for."""
-        sensitive, captured = self.like
-        return self.replay is not None and signature(args, sensitive) == captured
-
     def postpone(self) -> None:
         """Start anew, and run twice as often until the next capture: it was evicted, as all are where more variants
         come in turn than memory is allowed for."""
@@ -329,14 +362,20 @@ class VariantTable:
         return next(iter(known.values()), None) if len(known) == 1 else None
 
     def find(self, key: Hashable, facts: Hashable) -> Variant:
-        """The variant of a call, made if it is new."""
-        variant = self._by_key.get(key, _NONE).get(facts)
-        if variant is None:
-            made = Variant(key, facts, self._wanted)
-            variant = self._by_key.setdefault(key, {}).setdefault(facts, made)  # another thread may have been first
-            self._track(variant)
-        elif variant.replay is None:
-            self.touch(variant)
+        """The variant of a call, made if it is new. Under a new key, ``facts`` are hashed once, which takes a while."""
+        known, first = self._by_key.get(key), None
+        variant = None if known is None else known.get(facts)
+        if variant is not None:
+            if variant.replay is None:
+                self.touch(variant)
+            return variant
+        variant = Variant(key, facts, self._wanted)
+        if known is None:
+            first = {facts: variant}
+            known = self._by_key.setdefault(key, first)
+        if known is not first:  # another thread may have been first
+            variant = known.setdefault(facts, variant)
+        self._track(variant)
         return variant
 
     def touch(self, variant: Variant) -> None:
@@ -417,11 +456,12 @@ class VariantTable:
                 oldest, _ = self._tracked.popitem(last=False)
             except KeyError:  # it is empty by now
                 return
-            variants = self._by_key.get(oldest.key, {})
+            if self.only(oldest.key) is oldest:
+                self._by_key.pop(oldest.key, None)
+                continue
+            variants = self._by_key.get(oldest.key, _NONE)
             if variants.get(oldest.signature) is oldest:
                 del variants[oldest.signature]
-            if not variants:
-                self._by_key.pop(oldest.key, None)
 
 
 _NONE: dict[Hashable, Variant] = {}

@@ -236,7 +236,7 @@ def hold(lives: Lives, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
     if not ballot.due(number):
         return None
     known = () if key is None else lives.table.under(key.of(args))
-    variant = next((each for each in known if each.fits(args)), None)
+    variant = next((each for each in known if lives.fits(each, args)), None)
     call, life = Call(args), None if variant is None else variant.joint
     with capturing_turn() as mine, ballot.vote(number) as vote:
         if mine and is_alive(life):

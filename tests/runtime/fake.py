@@ -21,7 +21,7 @@ from pygraph.runtime.host import HostDriver
 from pygraph.runtime.provenance import ran
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.tensors import extent
-from pygraph.runtime.variants import signature
+from pygraph.runtime.variants import Signatures
 from tests.runtime.captures import Capture
 
 __all__ = ["BYTES", "EvenDriver", "FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy"]
@@ -46,7 +46,7 @@ class FakeExecutable:
         self._busy = Lock()
 
     def replay(self, args: list[Any]) -> list[Any] | None:
-        fits = signature(args, self.driver.sensitive) == self.expected
+        fits = Signatures().of(args, self.driver.sensitive) == self.expected
         if self.closed or not fits or not self._busy.acquire(blocking=False):
             return None
         try:
@@ -120,7 +120,7 @@ class FakeDriver(HostDriver):
             capture.fresh(0)
         if self.edits:
             self.edits.pop(0)(capture)
-        payload = (fn, signature(args, self.sensitive))
+        payload = (fn, Signatures().of(args, self.sensitive))
         return capture.recording(payload=payload, offset_sensitive=self.sensitive, python=self.python)
 
     def instantiate(self, program: Program) -> Executable:
