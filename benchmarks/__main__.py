@@ -19,7 +19,7 @@ import click
 
 from benchmarks.pictures import draw
 from benchmarks.running import SUITE, program_of, workloads
-from benchmarks.sides import CAPTURE, GRAPHED, STEP, STEP_IN_ORDER, SUITE_SIDES, WHOLE_STEP
+from benchmarks.sides import GRAPH, GRAPHED, STEP, STEP_IN_ORDER, SUITE_SIDES, WHOLE_STEP
 from benchmarks.workload import Workload
 from pygraph.bench.process import gist
 from pygraph.bench.render import LOSS, line, page, with_head, write_all
@@ -34,7 +34,7 @@ _BINDING = {"machine": ("gpu", "device", "cpu", "cores", "torch", "cuda", "drive
 BEST = "the best in parts"
 _IN_PARTS = (*BASELINES, GRAPHED)
 """Sides that compile or capture parts of a training step, without PyGraph."""
-_WHOLE = (*_IN_PARTS, BEST, OURS, CAPTURE, WHOLE_STEP, STEP_IN_ORDER)
+_WHOLE = (*_IN_PARTS, BEST, OURS, GRAPH, WHOLE_STEP, STEP_IN_ORDER)
 """What ``pygraph.train_step`` is compared with."""
 
 

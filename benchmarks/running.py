@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels import sharing
-from benchmarks.sides import CAPTURE, STEP, STEP_IN_ORDER, WHOLE_STEP, cloning, compile_as, step_as
+from benchmarks.sides import GRAPH, STEP, STEP_IN_ORDER, WHOLE_STEP, cloning, compile_as, step_as
 from benchmarks.workload import Step, Training, Workload
 from pygraph.bench.process import Spec
 from pygraph.bench.timing import CALLS_COMPARED, Program
@@ -35,7 +35,7 @@ def workloads(suite: str = SUITE) -> dict[str, Workload]:
 
 def program_of(workload: Workload, sides: Sequence[str], *, tiny: bool, calls: int | None, suite: str) -> Program:
     """``workload`` on those of ``sides`` that apply to it."""
-    applies = {WHOLE_STEP: workload.whole_step, CAPTURE: workload.whole_step}
+    applies = {WHOLE_STEP: workload.whole_step, GRAPH: workload.whole_step}
     applies |= dict.fromkeys((STEP_IN_ORDER, STEP), workload.kind == "training")
     return Program(
         name=workload.name,

@@ -7,8 +7,9 @@ of the n-th step.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from pygraph.bench.sides import OURS, PROGRAM_ORDER, SIDES, Side
 from pygraph.bench.sides import compile_as as compile_as_users_do
 
 __all__ = [
-    "CAPTURE",
+    "GRAPH",
     "GRAPHED",
     "STEP",
     "STEP_IN_ORDER",
@@ -33,7 +34,7 @@ __all__ = [
     "step_as",
 ]
 
-GRAPHED, WHOLE_STEP, STEP, CAPTURE = "make-graphed-callables", "whole-step", "step", "capture"
+GRAPHED, WHOLE_STEP, STEP, GRAPH = "make-graphed-callables", "whole-step", "step", "graph"
 STEP_IN_ORDER = f"{STEP}-{PROGRAM_ORDER}"
 _BY_HAND = (
     Side(GRAPHED, cuda=True),
@@ -41,17 +42,17 @@ _BY_HAND = (
 )
 
 SUITE_SIDES: dict[str, Side] = {name: side for name, side in SIDES.items() if name != OURS}
-"""By name, in the order in which they are shown. ``whole-step`` and ``capture`` are for workloads that say so, those of
+"""By name, in the order in which they are shown. ``whole-step`` and ``graph`` are for workloads that say so, those of
 a ``step`` for training."""
 SUITE_SIDES |= {
     side.name: side
-    for side in (*_BY_HAND, SIDES[OURS], Side(STEP_IN_ORDER, cuda=True, asked=True), Side(STEP), Side(CAPTURE))
+    for side in (*_BY_HAND, SIDES[OURS], Side(STEP_IN_ORDER, cuda=True, asked=True), Side(STEP), Side(GRAPH))
 }
 
 
 def compile_as(name: str, target: Any) -> Any:
     """``target`` compiled in a side's way."""
-    if name in (WHOLE_STEP, STEP_IN_ORDER, STEP, CAPTURE):
+    if name in (WHOLE_STEP, STEP_IN_ORDER, STEP, GRAPH):
         return target
     return GraphedModule(target) if name == GRAPHED else compile_as_users_do(name, target)
 
@@ -65,8 +66,8 @@ def step_as(name: str, step: Step) -> Step:
         return WholeStep(step)
     if name in (STEP, STEP_IN_ORDER):
         return pygraph.train_step(step, options={"cache_dir": None, **({} if name == STEP else {"order": "program"})})
-    if name == CAPTURE:
-        return pygraph.capture(step)
+    if name == GRAPH:
+        return cast("Step", pygraph.graph(step, held=named_by(step)))
     if name != "reduce-overhead":
         return step
     begin: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin
@@ -76,6 +77,16 @@ def step_as(name: str, step: Step) -> Step:
         return step()
 
     return marked
+
+
+def named_by(function: Callable[..., Any]) -> list[Any]:
+    """What a step reads or writes: whatever its closure, and the closures of functions there, name."""
+    found, waiting = [], [function]
+    for each in waiting:
+        contents = [cell.cell_contents for cell in getattr(each, "__closure__", None) or ()]
+        waiting += [value for value in contents if isinstance(value, types.FunctionType) and value not in waiting]
+        found += [value for value in contents if not isinstance(value, types.FunctionType)]
+    return found
 
 
 def cloning(target: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pygraph.runtime.live import release, retry
     from pygraph.session import Session
     from pygraph.training.step import train_step
-    from pygraph.training.whole_step import capture
 
 __all__ = [
     "Event",
@@ -32,7 +31,6 @@ __all__ = [
     "Prepared",
     "Session",
     "__version__",
-    "capture",
     "counters",
     "explain",
     "graph",
@@ -56,7 +54,6 @@ _HOMES = {
     **dict.fromkeys(("Event", "on_event"), "pygraph.runtime.events"),
     **dict.fromkeys(("release", "retry"), "pygraph.runtime.live"),
     "Session": "pygraph.session",
-    "capture": "pygraph.training.whole_step",
     "train_step": "pygraph.training.step",
 }
 

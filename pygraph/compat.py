@@ -670,23 +670,7 @@ tree_map = _find("torch.utils._pytree.tree_map", cost="`pygraph.prepare` raises"
 
 # -- callables that are captured as they run --------------------------------------------------------------------------
 pytree_nodes = _find("torch.utils._pytree.SUPPORTED_NODES")
-
-# -- steps captured as they run ---------------------------------------------------------------------------------------
-CAPTURE = "pygraph.capture runs every step uncaptured"
-"""The cost of a symbol that ``pygraph.capture`` cannot do without."""
-
-below_autocast = _find("torch._C._DisableAutocast", cost=CAPTURE)
-function_modes = _find("torch.overrides._get_current_function_mode_stack", cost=CAPTURE)
-saved_tensor_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks", cost=CAPTURE)
-_module_internals = _find("torch.nn.modules.module", cost=CAPTURE)
-_optimizer_internals = _find("torch.optim.optimizer", cost=CAPTURE)
-
-
-def global_hooks() -> list[Any]:
-    """The hooks of all modules and of all optimizers."""
-    spaces = (vars(_module_internals), vars(_optimizer_internals))
-    return [value for space in spaces for name, value in space.items() if name.startswith("_global_")]
-
+saved_tensor_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks")
 
 # -- calls: dispatch modes, function transforms, kernels of operators ----------------------------------------------
 dispatch_mode_depth = _find("torch._C._len_torch_dispatch_stack")

@@ -35,7 +35,7 @@ from pygraph.backend import driver_for
 from pygraph.errors import CaptureError, first_line
 from pygraph.frontend.location import GraphOrigin, location_of_code
 from pygraph.program.recording import Origin
-from pygraph.report.model import STEP, GraphReport, RegionReport, open_report
+from pygraph.report.model import CALLABLE, GraphReport, RegionReport, open_report
 from pygraph.runtime.calls import leaves
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.critical import capturing, capturing_turn
@@ -1058,7 +1058,7 @@ class Graph(Generic[P, R]):
         if self._report is None:
             code = getattr(inspect.unwrap(self.function), "__code__", None)
             origin = GraphOrigin(self.record.name, None if code is None else location_of_code(code))
-            self._report = open_report(STEP, origin)
+            self._report = open_report(CALLABLE, origin)
         kinds = {tensor.device.type for tensor in (*tensors, *_Walk(self._root).tensors)}
         kind = next(iter(sorted(kinds - {"cpu"})), "cpu")
         try:
@@ -1136,7 +1136,7 @@ class Graph(Generic[P, R]):
             function,
             self._driver,
             name=name,
-            label=f"graph {name}",
+            label=f"captured callable {name}",
             options=RegionOptions(
                 capture_after=settings.capture_after,
                 memory_limit=settings.memory_limit,

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def test_memory_for_an_order_is_what_captures_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of compiled programs, and of steps that are captured as they run."""
+    """Of compiled programs, and of callables that are captured as they run."""
     asked: list[float] = []
 
     def watched(program: Program, order: str, memory: float) -> tuple[Program, str]:
@@ -49,7 +49,7 @@ def test_memory_for_an_order_is_what_captures_may_take(monkeypatch: pytest.Monke
         ours(x)
     monkeypatch.setenv("PYGRAPH_ORDER", "dependences")
     monkeypatch.setenv("PYGRAPH_ORDER_MEMORY", "0.25")
-    step = pygraph.capture(lambda: x.mul_(0.5).add_(1))
+    step = pygraph.graph(lambda: x.mul_(0.5).add_(1), held=x)
     for _ in range(8):
         step()
     assert asked == [0.5, 0.25]

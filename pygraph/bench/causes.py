@@ -40,7 +40,7 @@ SCHEMA_VERSION = 2
 
 REPLAYED = "replayed"
 AUTOGRAD, OPTIMIZER, WAITING, OTHER = "autograd", "optimizer", "waiting", "Python and other"
-_REPLAY = r"graph\d+_\w+\.region(\d+)|captured step "
+_REPLAY = r"graph\d+_\w+\.region(\d+)|captured callable "
 """The range of a replay, with the region's number."""
 
 

@@ -36,7 +36,7 @@ def run_script(spec: Spec, serving: Serving) -> Callable[[], None]:
         sys.argv = [spec.program, *spec.args]
         sys.path.insert(0, str(Path(spec.program).resolve().parent))
         status: object = None
-        with mock.patch.object(torch, "compile", gate.compile), mock.patch.object(pygraph, "capture", gate.capture):
+        with mock.patch.object(torch, "compile", gate.compile), mock.patch.object(pygraph, "graph", gate.graph):
             try:
                 runpy.run_path(spec.program, run_name="__main__")
             except SystemExit as error:
@@ -51,7 +51,7 @@ def run_script(spec: Spec, serving: Serving) -> Callable[[], None]:
 
 
 class Gate:
-    """Stands in for torch.compile and pygraph.capture, and before every call of what they returned, however it is made.
+    """Stands in for torch.compile and pygraph.graph, and before every call of what they returned, however it is made.
 
     ``made`` counts these calls.
     """
@@ -61,7 +61,7 @@ class Gate:
         self.made = 0
         self._inside = False
         self._calls = itertools.chain([True], serving.calls)  # it was told to go before the script began
-        self._compile, self._capture = torch.compile, pygraph.capture
+        self._compile, self._graph = torch.compile, pygraph.graph
 
     def compile(self, model: Any = None, **given: Any) -> Any:
         """As torch.compile, a decorator without ``model``; backend, mode and options are the side's."""
@@ -73,9 +73,11 @@ class Gate:
         compiled = compile_as(self._side, model, self._compile, **kept)
         return _Gated(model, compiled, self) if isinstance(model, nn.Module) else self._gated(model, compiled)
 
-    def capture(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """As pygraph.capture; on another side, the step itself."""
-        return self._gated(step, self._capture(step) if self._side == OURS else step)
+    def graph(self, function: Callable[..., Any] | None = None, **given: Any) -> Any:
+        """As pygraph.graph, a decorator without ``function``; on another side, the callable itself."""
+        if function is None:
+            return functools.partial(self.graph, **given)
+        return self._gated(function, self._graph(function, **given) if self._side == OURS else function)
 
     def _gated(self, function: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

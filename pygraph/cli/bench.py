@@ -38,11 +38,11 @@ def bench(
     """Time SCRIPT side by side: eager, Inductor's modes, and PyGraph.
 
     The script runs once for each side, unchanged, with torch.compile compiling in that side's way, whatever backend,
-    mode or options it gives; a step under pygraph.capture runs as it is on other sides. What is timed is the time from
-    one call of an outermost compiled callable to the next, with all that the script does in between, once it is warm.
-    It has to make about 7 + blocks × (calls + 3) calls, and half a second's more. It is ended when enough was seen, and
-    one that ends early gives what was measured by then. Options of this command may stand before or after SCRIPT; those
-    of the script go after '--'.
+    mode or options it gives; a callable under pygraph.graph runs as it is on other sides. What is timed is the time
+    from one call of an outermost compiled callable to the next, with all that the script does in between, once it
+    is warm. It has to make about 7 + blocks × (calls + 3) calls, and half a second's more. It is ended when enough
+    was seen, and one that ends early gives what was measured by then. Options of this command may stand before or
+    after SCRIPT; those of the script go after '--'.
 
     Each side has a process of its own. All are alive at the same time, and run blocks of calls in turns, in random
     order. Ratios are taken within rounds. Results are compared with eager's first, in processes in which Inductor draws

@@ -4,12 +4,12 @@ The JSON document is ``{schema, pygraph, summary, graphs, ranks}``. ``pygraph`` 
 ``summary`` a ``Summary``; in its ``coverage``, a graph break is a launch outside. Every key is always there, null where
 unknown; units are in the names; shares are 0 to 1. A graph has:
 
-- ``index``, ``name``, ``kind``, ``device``: ``kind`` is forward, backward or inference; or step, of
-  ``pygraph.capture``, which has no graph.
+- ``index``, ``name``, ``kind``, ``device``: ``kind`` is forward, backward or inference; or callable, of
+  ``pygraph.graph``, which has no graph.
 - ``function``, ``loc``, ``graph_breaks``: the function of the user's and the line at which the graph begins.
   ``graph_breaks`` are ``{loc, code, reason}`` of the lines at which Dynamo had to stop: that which ended the graph, and
   those around it without a graph between; at the last graph also those of functions without a graph.
-- ``error``, ``notes``: why plain Inductor runs the graph instead, or a step runs as it is, and where the program
+- ``error``, ``notes``: why plain Inductor runs the graph instead, or a callable runs as it is, and where the program
   differs from what was decided.
 - ``coverage``: ``{launches, selected_launches, replayed_launches, outside, share}`` of the emitted program, null
   without one. ``outside`` names the launches outside of regions; ``share`` is that of selected launches.

@@ -1,4 +1,4 @@
-"""The report of one compiled graph, or of a step that is captured as it runs, and the reports of this process.
+"""The report of one compiled graph, or of a callable that is captured as it runs, and the reports of this process.
 
 The backend fills a report in; renderers read it. A region's runtime record is live: the report shows what has happened
 up to the moment that it is read.
@@ -31,7 +31,7 @@ _live: WeakValueDictionary[int, GraphReport] = WeakValueDictionary()
 """All reports, by index: a program that is alive holds its own. Recompiling for ever does not grow them."""
 _numbers = itertools.count()
 
-STEP = "step"
+CALLABLE = "callable"
 """The kind of what is captured as it runs."""
 
 
@@ -100,11 +100,11 @@ class RegionReport:
 
 @dataclass(repr=False)
 class GraphReport:
-    """One compiled graph; or, of the kind ``step``, a step under ``pygraph.capture``, which has regions alone.
+    """One compiled graph; or, of the kind ``callable``, a callable under ``pygraph.graph``, which has regions alone.
 
     Args:
         index: number of the graph in this process
-        kind: forward, backward, inference or step
+        kind: forward, backward, inference or callable
         device: the kind of device whose work is captured
         graph: the IR after the passes; None where it was not lifted
         model: the device model that the passes costed it with
@@ -143,7 +143,7 @@ class GraphReport:
         facts = [self.origin.function + (f" at {start}" if start is not None else ""), self.device]
         if self.error is not None:
             facts.append(f"given up: {first_line(self.error)}")
-        elif self.kind == STEP:
+        elif self.kind == CALLABLE:
             facts.append(f"replays: {sum(one.record.replays for one in self.regions if one.record is not None)}")
         else:
             facts.append(

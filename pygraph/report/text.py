@@ -34,7 +34,7 @@ from pygraph.report.facts import (
     summarize,
     why,
 )
-from pygraph.report.model import STEP, GraphReport, RegionReport, Uncaptured
+from pygraph.report.model import CALLABLE, GraphReport, RegionReport, Uncaptured
 
 MIN_WIDTH = 60
 """Narrower than this, tables cannot be read; render_text does not go below it."""
@@ -98,7 +98,7 @@ def badges(report: GraphReport) -> list[str]:
 def head(report: GraphReport) -> Iterator[tuple[str, str]]:
     """The facts of a graph, a line each: its name, and the text."""
     yield "coverage", _coverage(report)
-    if report.graph is None and report.kind != STEP:
+    if report.graph is None and report.kind != CALLABLE:
         yield "operators", "unknown: the graph was not lifted"
     elif report.graph is not None:
         yield "operators", f"{len(report.graph)}, of which {sum(1 for _ in report.uncaptured())} not captured"
@@ -115,8 +115,8 @@ def head(report: GraphReport) -> Iterator[tuple[str, str]]:
 
 def _coverage(report: GraphReport) -> str:
     if report.error is not None:
-        return "none: the step runs as it is" if report.kind == STEP else "none: plain Inductor runs this graph"
-    if report.kind == STEP:
+        return "none: the callable runs as it is" if report.kind == CALLABLE else "none: plain Inductor runs this graph"
+    if report.kind == CALLABLE:
         replays = sum(region.record.replays for region in report.regions if region.record is not None)
         return f"the whole step as it runs, {plural(replays, 'replay')}"
     if report.emitted is None:

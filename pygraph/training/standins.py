@@ -124,7 +124,7 @@ def _failures(earlier: Sequence[Any]) -> Iterator[str]:
             place = f"{file or each.co_filename}:{line or each.co_firstlineno}"
             reason = (each.fail_reason or "").strip().partition("\n")[0]
             what = f"{each.co_name} runs as it is: {each.fail_type} at {place}: {reason}"
-            yield f"{what}; pygraph.capture may replay such a step as a whole"
+            yield f"{what}; pygraph.graph may replay such a step as a whole"
 
 
 @functools.cache

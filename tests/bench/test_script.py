@@ -75,7 +75,7 @@ def test_a_captured_step_is_captured_on_our_side_only(
         model.zero_grad()
         return loss.detach()
 
-    captured, x = gate.capture(step), torch.ones(2, 4)
+    captured, x = gate.graph(step, held=model), torch.ones(2, 4)
     for _ in range(8):
         captured(x)
     with torch.profiler.profile() as profile, torch.profiler.record_function(CALL):

@@ -10,11 +10,10 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from pygraph.api import Explanation
+from pygraph.graphs import GraphRecord
 from pygraph.ir import REASON, Location
-from pygraph.report.model import STEP, GraphReport
+from pygraph.report.model import CALLABLE, GraphReport
 from pygraph.report.text import MIN_WIDTH, render_text
-from pygraph.runtime.variants import State
-from pygraph.training.whole_step import StepRecord
 from tests.report.samples import failed_report, full_report
 
 
@@ -97,7 +96,7 @@ def test_a_line_below_the_working_directory_is_shown_relative(monkeypatch: pytes
 
 def test_what_is_shown_of_a_report_without_asking_is_one_short_line() -> None:
     report, failed = full_report(), failed_report()
-    step = GraphReport(2, STEP, "cpu", regions=report.regions)
+    step = GraphReport(2, CALLABLE, "cpu", regions=report.regions)
     assert repr(report) == (
         "<GraphReport graph0_inference: forward at model.py:9; cpu; selected 3 of 4 launches, replayed 2; "
         "operators not captured: 1; graph breaks: 1>"
@@ -115,9 +114,9 @@ def test_what_is_shown_of_a_report_without_asking_is_one_short_line() -> None:
         "<Explanation of 2 graphs: 1 of 2 graphs given up; 3 of 4 launches selected, in 2 regions; 2 replayed; "
         "2 captures, 1234 replays, 1 operator not captured, 1 graph break; captures hold 3.00 MiB>"
     )
-    record = StepRecord("train", State.UNCAPTURED, f"host-read: {'x' * 300}\n{'y' * 300}", uncaptured=3)
+    record = GraphRecord("train", uncaptured=3, reason=f"host-read: {'x' * 300}\n{'y' * 300}")
     assert repr(record).startswith(
-        "<StepRecord train: uncaptured; regions: 0, replays: 0, uncaptured calls: 3; host-read: x"
+        "<GraphRecord train: uncaptured; captures: 0, replays: 0, uncaptured calls: 3; host-read: x"
     )
     for shown in (report, step, *report.regions, record, Explanation([report])):
         assert len(repr(shown)) < 250

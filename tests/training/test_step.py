@@ -179,4 +179,4 @@ def test_what_dynamo_fails_at_runs_as_it_is_and_is_told_with_its_line() -> None:
     if torch.__version__ < "2.14":  # from then on, Dynamo ends the graph there and goes on
         (note,) = told
         assert note.startswith(f"forward runs as it is: Unsupported at {__file__}:")
-        assert note.endswith("pygraph.capture may replay such a step as a whole")
+        assert note.endswith("pygraph.graph may replay such a step as a whole")
