@@ -36,6 +36,7 @@ from pygraph.errors import CaptureError, first_line
 from pygraph.frontend.location import GraphOrigin, location_of_code
 from pygraph.program.recording import Origin
 from pygraph.report.model import CALLABLE, GraphReport, RegionReport, open_report
+from pygraph.runtime import live
 from pygraph.runtime.calls import leaves
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.critical import capturing, capturing_turn
@@ -969,7 +970,7 @@ class Graph(Generic[P, R]):
         self.function = function
         self.record = GraphRecord(getattr(function, "__qualname__", type(function).__name__))
         self._root, self._key, self._compare, self._eager = (held,), key, compare, tuple(eager)
-        self._settings = Settings.make(options)
+        self._settings, self._owner = Settings.make(options), live.owner()
         self.verifies = self._settings.verify_every > 0
         self._looks: OrderedDict[Hashable, _Look] = OrderedDict()
         self._look: _Look | None = None
@@ -1132,24 +1133,25 @@ class Graph(Generic[P, R]):
 
         name = f"{self.record.name}.{len(self.record.regions)}"
         entry.function = function
-        entry.region = Region(
-            function,
-            self._driver,
-            name=name,
-            label=f"captured callable {name}",
-            options=RegionOptions(
-                capture_after=settings.capture_after,
-                memory_limit=settings.memory_limit,
-                verify_every=settings.verify_every,
-                order=settings.order,
-                launch_passes=settings.launches(),
-                exempt=exempt,
-            ),
-            held=range(len(entry.plan)),
-            origins=_origin,
-            eager=self._eager,
-            uncaptured=entry.answer,
-        )
+        with live.owned_by(self._owner):
+            entry.region = Region(
+                function,
+                self._driver,
+                name=name,
+                label=f"captured callable {name}",
+                options=RegionOptions(
+                    capture_after=settings.capture_after,
+                    memory_limit=settings.memory_limit,
+                    verify_every=settings.verify_every,
+                    order=settings.order,
+                    launch_passes=settings.launches(),
+                    exempt=exempt,
+                ),
+                held=range(len(entry.plan)),
+                origins=_origin,
+                eager=self._eager,
+                uncaptured=entry.answer,
+            )
         look.entries[key] = entry
         while len(look.entries) > _MOST:
             look.entries.popitem(last=False)[1].region.close()

@@ -300,6 +300,22 @@ def test_a_graph_that_is_dropped_frees_its_captures() -> None:
     assert [reference() for reference in gone] == [None, None]
 
 
+def test_a_graph_belongs_to_the_session_that_it_was_made_in() -> None:
+    with pygraph.Session() as session:
+        graph = pygraph.graph(lambda x: x * 2)
+    x = torch.randn(3)
+    for _ in range(4):
+        assert_same(graph(x), x * 2)
+    assert graph.record.captures == 0
+    with pygraph.Session() as session:
+        graph = pygraph.graph(lambda x: x * 2)
+        replayed(graph, x, calls=3)
+        assert list(session.memory().regions) == [graph.record.regions[0].name]
+        session.freeze()
+        assert_same(graph(torch.ones(2)), torch.full((2,), 2.0))
+        assert_same(is_replay(graph, x), x * 2)
+
+
 def test_release_and_reset() -> None:
     graph = pygraph.graph(lambda x: x * 2)
     x = torch.randn(3)
