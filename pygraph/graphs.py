@@ -40,7 +40,7 @@ from pygraph.runtime import live
 from pygraph.runtime.calls import leaves
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.critical import capturing, capturing_turn
-from pygraph.runtime.provenance import Refusal, blame, tracing
+from pygraph.runtime.provenance import Refusal, blame
 from pygraph.runtime.reasons import reason_of
 from pygraph.runtime.region import Region, RegionOptions, RegionRecord
 from pygraph.runtime.tensors import bits, extent
@@ -63,6 +63,9 @@ _MOST = 64
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout})
+_CONSTANT = 64
+"""Most elements of a tensor that is made of Python numbers, on the CPU."""
+
 _SEARCHED = 4096
 """Objects that are looked at for the name of a tensor."""
 
@@ -592,13 +595,15 @@ class _Entry:
             except Exception as error:
                 blame(self.owner.record.name, _origin(_last_frame(error)))  # unless an operator is to blame
                 raise
+            with _metadata():
+                before.check()
+                outputs = self._number(*before.left(returned))
             if watch is not None:
+                watch.log.append((f"leaves({outputs[0]})", None))
                 if call.log is not None:
                     _hold_against(call.log, watch.log)
                 call.log = watch.log
-            with _metadata():
-                before.check()
-                return self._number(*before.left(returned))
+            return outputs
 
     def _number(self, left: _Left, outputs: list[torch.Tensor]) -> list[Any]:
         """The outputs of the region: the number of what is left, and tensors."""
@@ -774,6 +779,8 @@ class _Watch(compat.TorchDispatchMode):
             return self._constant(args[0])
         if func is torch.ops.aten.detach_.default:  # of torch.tensor: below autograd, there is nothing to do
             return args[0]
+        if func is torch.ops.aten._unsafe_view.default:
+            func = torch.ops.aten.view.default
         line = user_line()
         self.log.append((f"{func}({', '.join(_texts((args, given)))})", line))
         for tensor in _tensors_in((args, given)):
@@ -784,13 +791,15 @@ class _Watch(compat.TorchDispatchMode):
 
     def _constant(self, tensor: torch.Tensor) -> Any:
         """What stands for a tensor that is made of Python numbers."""
+        small = tensor.numel() <= _CONSTANT
         with _metadata():
-            values = tensor.tolist() if tensor.numel() <= 64 else None
-        if values is not None:
-            self.log.append((f"tensor({_bits_text(values)})", user_line()))
-        if values is not None and tensor.numel() == 1 and self._entry.device.type == "cpu":
-            value = functools.reduce(lambda nested, _: nested[0], range(tensor.dim()), values)
-            made: Any = torch.ops.aten.full.default(tensor.size(), value, dtype=tensor.dtype)
+            values = tensor.flatten().tolist() if small else []
+        self.log.append((f"tensor({', '.join(map(_bits_text, values))})", user_line()))
+        if small and self._entry.device.type == "cpu":
+            made: Any = torch.ops.aten.empty.memory_format(tensor.size(), dtype=tensor.dtype)
+            flat = torch.ops.aten.view.default(made, [-1])
+            for index, value in enumerate(values):
+                torch.ops.aten.fill_.Scalar(torch.ops.aten.select.int(flat, 0, index), value)
         else:
             made = torch.ops.aten.lift_fresh.default(tensor)
         self._note(made)
@@ -1196,15 +1205,11 @@ class Graph(Generic[P, R]):
     def _confirm(self, entry: _Entry, call: _Call, signature: Hashable) -> bool:
         """Whether the callable does in this call, too, what it did when it was captured: nothing executes. If not, it
         is never replayed; or this call is not, where something passing was in the way."""
-        call.log, refusal = entry.pending[signature], None
+        call.log = entry.pending[signature]
         with capturing_turn() as mine:
             if not mine:
                 return False
-            try:
-                with tracing(entry.function, _origin):
-                    self._driver.capture(entry.function, entry.arguments(call.tensors), self._eager)
-            except Exception as error:  # noqa: BLE001 - whatever is raised, the callable itself answers
-                refusal = Refusal.of(error)
+            refusal = entry.region.rehearse(entry.arguments(call.tensors))
         call.stood, call.log = False, None
         if refusal is None:
             del entry.pending[signature]
@@ -1282,6 +1287,7 @@ def _is_watched() -> bool:
         or compat.functorch_level() is not None
         or torch.compiler.is_compiling()
         or compat.saved_tensor_hooks(True) is not None
+        or any(mode.__class__ is not compat.DeviceContext for mode in compat.function_modes())
     )
 
 
@@ -1293,6 +1299,7 @@ def _modes() -> tuple[Hashable, ...]:
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
         torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
         torch.get_default_dtype(),
+        tuple([mode.device for mode in compat.function_modes()]),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
     )

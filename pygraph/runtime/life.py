@@ -358,6 +358,16 @@ class Lives:
             finally:
                 self.record.python_runs.update(bodies)
 
+    def rehearse(self, args: list[Any]) -> Refusal | None:
+        """Record the function once more, and drop the recording; why that failed, if so."""
+        subject = self.subject
+        with tracing(subject.fn, subject.origins):
+            try:
+                subject.driver.capture(subject.fn, args, tuple(self._eager))
+            except Exception as error:  # noqa: BLE001 - as in a capture
+                return Refusal.of(error)
+        return None
+
     def compare(
         self,
         variant: Variant,

@@ -239,6 +239,11 @@ class Region:
         """Free everything that was captured; later calls run uncaptured."""
         self._lives.close()
 
+    def rehearse(self, args: list[Any]) -> Refusal | None:
+        """Record ``fn`` on stand-ins for ``args`` once more, as it was captured, and drop the recording: nothing
+        executes. Why that failed, if so."""
+        return self._lives.rehearse(args)
+
     def refuse(self, refusal: Refusal) -> None:
         """Free everything that was captured, and capture nothing any more, for a reason that was found elsewhere."""
         self._lives.note(refusal)

@@ -188,6 +188,23 @@ def test_modes_are_part_of_the_key() -> None:
     assert graph.record.replays >= 8
 
 
+def test_a_default_device_and_modes_that_watch_functions() -> None:
+    class Doubles(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            return result * 2 if func is torch.Tensor.add else result
+
+    graph = pygraph.graph(lambda x: x.add(torch.tensor([1.0, 2.0, 3.0])))
+    x = torch.zeros(3)
+    replayed(graph, x, calls=3)
+    with Doubles():
+        assert_same(graph(x), torch.tensor([2.0, 4.0, 6.0]))
+    with torch.device("cpu"):
+        for _ in range(3):
+            assert_same(graph(x), torch.tensor([1.0, 2.0, 3.0]))
+    assert graph.record.captures == 2
+
+
 def test_dropout_draws_from_the_state_of_today() -> None:
     graph = pygraph.graph(lambda x: torch.nn.functional.dropout(x, 0.5))
     x = torch.ones(64)

@@ -114,6 +114,16 @@ def test_a_number_that_changes_from_call_to_call_is_refused_with_its_line(consta
     assert _line(function, "scale = torch" if constant else "return x * scale") in refusal.detail
 
 
+def test_a_plain_result_that_changes_from_call_to_call_is_refused() -> None:
+    config = {"result": 0}
+    graph = pygraph.graph(lambda x: (x.add_(1), config["result"])[1])
+    for call in range(6):
+        config["result"] = call
+        assert graph(torch.ones(3)) == call
+    assert graph.record.replays == 0
+    assert "unstable-number" in graph.record.refusals
+
+
 def test_other_operators_in_another_call_are_refused() -> None:
     config = {"more": False}
 
