@@ -1,0 +1,1 @@
+"""Adapters for packages that cut graphs, or compile, by interfaces of their own. Each module needs its package."""

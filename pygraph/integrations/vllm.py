@@ -1,0 +1,146 @@
+"""vLLM's wrapper of pieces that are captured. Named by a platform plugin:
+
+    get_static_graph_wrapper_cls = classmethod(lambda cls: "pygraph.integrations.vllm.StaticGraphWrapper")
+
+Interfaces: ``CUDAGraphWrapper`` of ``vllm/compilation/cuda_graph.py`` at a86ed33ec4cf, with ``clear_all_graphs`` and
+``cudagraph_wrapper`` of later versions; ``PiecewiseBackend.graph`` of ``vllm/compilation/piecewise_backend.py``, and
+``ForwardContext`` of ``vllm/forward_context.py`` at 01fb6e2f5e8e.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from vllm.compilation import monitor
+from vllm.forward_context import get_forward_context
+
+import pygraph
+from pygraph.compat import tree_leaves
+from pygraph.integrations.vllm_compiler import layout_of, memory_for, unset_outputs
+from pygraph.runtime import live
+from pygraph.runtime.native_build import waiting_for_builds
+
+__all__ = ["StaticGraphWrapper", "session"]
+
+_log = logging.getLogger("pygraph.integrations.vllm")
+
+session = pygraph.Session()
+"""Owns the captures of all wrappers: ``memory()``, ``stats()``. It is frozen but for the calls that capture."""
+session.freeze()
+_capturing = threading.RLock()
+_numbers = itertools.count()
+
+
+class StaticGraphWrapper:
+    """In place of ``CUDAGraphWrapper``: arguments are used where they are, results are new tensors, no pool is kept.
+
+    A batch descriptor is captured when it first comes, while vLLM allows captures, by three calls with its dummies. All
+    others run ``runnable``: no call raises for a descriptor that is not captured.
+
+    - In mode FULL, tensors of the attention metadata are looked up at every call. Numbers in it are those of the
+      capture, as in vLLM's own wrapper: a descriptor stands for them.
+    - Nothing is captured where the model is spread over several ranks.
+    """
+
+    _wrappers: ClassVar[weakref.WeakSet[StaticGraphWrapper]] = weakref.WeakSet()
+
+    @classmethod
+    def clear_all_graphs(cls) -> None:
+        """Forget all captures of all wrappers."""
+        for wrapper in list(cls._wrappers):
+            wrapper.clear_graphs()
+        session.release()
+
+    def __init__(
+        self, runnable: Callable[..., Any], vllm_config: Any, runtime_mode: Any, cudagraph_options: Any = None
+    ) -> None:
+        self.runnable, self.vllm_config, self.runtime_mode = runnable, vllm_config, runtime_mode
+        self.compilation_config, self.cudagraph_options = vllm_config.compilation_config, cudagraph_options
+        ranks = vllm_config.parallel_config
+        self._alone = ranks.world_size * ranks.data_parallel_size == 1
+        self._whole = runtime_mode.name == "FULL"
+        piece = vars(runnable).get("graph") if hasattr(runnable, "__dict__") else None
+        self._unset = unset_outputs(piece) if isinstance(piece, torch.fx.GraphModule) else ()
+        self._graphs: dict[Hashable, Any] = {}
+        self._wrappers.add(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "runnable":  # of an object that is being made
+            raise AttributeError(name)
+        return getattr(self.runnable, name)
+
+    def unwrap(self) -> Callable[..., Any]:
+        return self.runnable
+
+    @property
+    def cudagraph_wrapper(self) -> StaticGraphWrapper:
+        return self
+
+    def clear_graphs(self) -> None:
+        """Forget its captures. Calls are captured again while vLLM allows it."""
+        self._graphs.clear()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        context = get_forward_context()
+        if context.cudagraph_runtime_mode != self.runtime_mode or not self._alone:
+            return self.runnable(*args, **kwargs)
+        metadata = _metadata(context, args, kwargs) if self._whole else ()
+        if context.batch_descriptor not in self._graphs and monitor.cudagraph_capturing_enabled:
+            return self._capture(context.batch_descriptor, metadata, args, kwargs)
+        graph = self._graphs.get(context.batch_descriptor)
+        if graph is None:
+            return self.runnable(*args, **kwargs)
+        return self._replaced(graph(metadata, *args, **kwargs), memory_for)
+
+    def _capture(self, descriptor: Hashable, metadata: Any, args: Any, kwargs: Any) -> Any:
+        def run(metadata: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - the context leads to it
+            return self._replaced(self.runnable(*args, **kwargs), layout_of)
+
+        run.__module__ = "vllm"  # reports search it for the name of memory that is unknown
+        run.__qualname__ = f"vllm{next(_numbers)}.{getattr(descriptor, 'num_tokens', descriptor)}"
+        held = self.runnable if self._whole else ()
+        with _capturing, live.owned_by(session._owner), waiting_for_builds():
+            graph = pygraph.graph(run, held=held, compare=lambda path, _: "kv_cache" not in path)
+            session.thaw()
+            try:
+                for _ in range(3):  # runs, is captured, is replayed
+                    result = graph(metadata, *args, **kwargs)
+            finally:
+                session.freeze()
+        self._graphs[descriptor] = graph if graph.record.replays else None
+        if not graph.record.replays:
+            _log.warning("%s is not captured: %s", descriptor, graph.record.reason)
+        return self._replaced(result, memory_for)
+
+    def _replaced(self, result: Any, function: Callable[..., Any]) -> Any:
+        """A result, with ``function`` of the outputs that hold nothing."""
+        if not self._unset:
+            return result
+        return tuple(function(each) if index in self._unset else each for index, each in enumerate(result))
+
+
+def _metadata(context: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """Tensors that the attention operators find in the context, of the device that the model runs on."""
+    device = next((leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None)
+    found = _tensors([context.attn_metadata, context.slot_mapping], set())
+    return tuple(tensor for tensor in found if tensor.device == device)
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        value = vars(value) if dataclasses.is_dataclass(value) else value
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        for item in items:
+            yield from _tensors(item, seen)
