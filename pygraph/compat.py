@@ -670,6 +670,7 @@ tree_map = _find("torch.utils._pytree.tree_map", cost="`pygraph.prepare` raises"
 
 # -- callables that are captured as they run --------------------------------------------------------------------------
 pytree_nodes = _find("torch.utils._pytree.SUPPORTED_NODES")
+function_depth = _find("torch._C._len_torch_function_stack")
 function_modes = _find("torch.overrides._get_current_function_mode_stack")
 DeviceContext = _find("torch.utils._device.DeviceContext")
 saved_tensor_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks")

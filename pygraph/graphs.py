@@ -446,23 +446,23 @@ class _Turns:
     places. Whoever would use them waits for the latter."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._using: dict[int, int] = {}
         self._owner: int | None = None
 
     def enter(self) -> None:
         me = get_ident()
-        with self._condition:
+        with self._lock:
             while self._owner is not None and self._owner != me:
                 self._condition.wait()
             self._using[me] = self._using.get(me, 0) + 1
 
     def leave(self) -> None:
         me = get_ident()
-        with self._condition:
-            count = self._using[me] - 1
-            if count:
-                self._using[me] = count
+        with self._lock:
+            if self._using[me] > 1:
+                self._using[me] -= 1
             else:
                 del self._using[me]
                 self._condition.notify_all()
@@ -1019,7 +1019,7 @@ class Graph(Generic[P, R]):
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors: list[torch.Tensor] = []
-        key: list[Hashable] = []
+        key: list[Hashable] = [mode.device for mode in compat.function_modes()] if compat.function_depth() else []
         try:
             _read(args, tensors, key)
             if kwargs:
@@ -1045,10 +1045,10 @@ class Graph(Generic[P, R]):
             if read is None:  # another thread changes it
                 return self._refused(Refusal("capture-busy", "what is held changes meanwhile"), args, kwargs)
         every, facts, shared, containers = read
-        modes = _modes()
         if shared:
             key.append(_layouts(shared, every))
-        found = look.entries.get(whole := (tuple(key), facts, shared, modes))
+        whole = (tuple(key), facts, shared, torch.get_float32_matmul_precision())
+        found = look.entries.get(whole)
         if found is None:
             made = self._entry(look, whole, every, facts, shared)
             if isinstance(made, Refusal):
@@ -1107,7 +1107,7 @@ class Graph(Generic[P, R]):
     ) -> _Entry | Refusal:
         """A new entry; or why calls like this cannot be captured."""
         gradients = torch.is_grad_enabled()
-        for fact in facts:
+        for fact in facts[: -self._native.MODES]:
             if not fact & 16:
                 return Refusal("unsupported-tensor", "an argument, or what is held, is no plain strided tensor")
             if gradients and fact & 3 == 1:
@@ -1287,21 +1287,7 @@ def _is_watched() -> bool:
         or compat.functorch_level() is not None
         or torch.compiler.is_compiling()
         or compat.saved_tensor_hooks(True) is not None
-        or any(mode.__class__ is not compat.DeviceContext for mode in compat.function_modes())
-    )
-
-
-def _modes() -> tuple[Hashable, ...]:
-    """The modes of torch that decide what operators do."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-        torch.get_default_dtype(),
-        tuple([mode.device for mode in compat.function_modes()]),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        or (compat.function_depth() and {type(mode) for mode in compat.function_modes()} != {compat.DeviceContext})
     )
 
 

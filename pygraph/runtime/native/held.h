@@ -4,6 +4,9 @@
 
 #include "tensors.h"
 
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -24,12 +27,15 @@ class Held {
   explicit Held(const py::iterable& described) {
     for (auto each : described) {
       auto node = each.cast<std::tuple<int, py::object, int64_t>>();
-      nodes_.push_back({static_cast<Kind>(std::get<0>(node)), std::get<1>(node), std::get<2>(node)});
+      auto kind = static_cast<Kind>(std::get<0>(node));
+      nodes_.push_back({kind, static_cast<int32_t>(mappings_.size()), std::get<2>(node), std::get<1>(node)});
+      if (kind == MAPPING) mappings_.emplace_back();
     }
   }
 
   // All tensors of a call: those under `root`, their gradients, `arguments` and the gradients of these. None where
-  // `root` is no longer as described, or another reading is under way. With them, facts of each, and which share memory, both as bytes; and, if
+  // `root` is no longer as described, or another reading is under way. With them, facts of each and the modes of torch
+  // (the last MODES), and which share memory, both as bytes; and, if
   // `containers` are wanted, those of the walk, in its order.
   py::object read(py::handle root, const py::list& arguments, bool containers) {
     if (busy_) return py::none();
@@ -50,6 +56,7 @@ class Held {
     ranges_.clear();
     for (const auto& object : now.objects) ranges_.push_back(range_of(THPVariable_Unpack(object.ptr())));
     auto shared = share(held, lasting);
+    add_modes(facts);
     if (!facts_object_ || facts != told_facts_) {
       told_facts_ = facts;
       facts_object_ = py::bytes(facts.data(), facts.size());
@@ -63,13 +70,24 @@ class Held {
 
   struct Node {
     Kind kind;
-    py::object value;
+    int32_t mapping; // its number among mappings
     int64_t number;
-    // Of a mapping: its version when it was last looked at, keys and values that have to be looked at all the same, by
-    // their nodes, and the node behind all of them.
+    py::object value;
+  };
+
+  // A key or value of a mapping that has to be looked at though the mapping is as it was: by its node, or, where it is
+  // an empty dictionary, by its type.
+  struct Below {
+    PyObject* object;
+    PyTypeObject* empty;
+    size_t node;
+  };
+
+  // A mapping as it was when it was last looked at. `end`: the node behind all that is below it.
+  struct Mapping {
     uint64_t version = 0;
-    std::vector<std::pair<PyObject*, size_t>> below = {};
     size_t end = 0;
+    std::vector<Below> below = {};
   };
 
   // Changes with each change of a dictionary, and no two have the same. 0: not known.
@@ -146,7 +164,7 @@ class Held {
 
   // The object and what is below it, against the next nodes. What is compared by its address is alive in its place now.
   bool accepts(PyObject* object, Reading& now) {
-    auto& node = nodes_[now.node++];
+    const auto& node = nodes_[now.node++];
     auto* value = node.value.ptr();
     switch (node.kind) {
       case PLAIN: // the value
@@ -163,25 +181,35 @@ class Held {
         if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value || PyDict_GET_SIZE(object) != node.number) return false;
         now.meet(object);
         auto version = version_of(object);
-        if (version != 0 && version == node.version) {
-          for (const auto& [below, at] : node.below) {
-            now.node = at;
-            if (!at_once(below, now) && !accepts(below, now)) return false;
+        auto& mapping = mappings_[static_cast<size_t>(node.mapping)];
+        if (version != 0 && version == mapping.version) {
+          for (const auto& below : mapping.below) {
+            if (below.empty != nullptr) {
+              if (Py_TYPE(below.object) != below.empty || PyDict_GET_SIZE(below.object) != 0) return false;
+              now.meet(below.object);
+              continue;
+            }
+            now.node = below.node;
+            if (!accepts(below.object, now)) return false;
           }
-          now.node = node.end;
+          now.node = mapping.end;
           return true;
         }
-        node.below.clear();
+        mapping.version = 0;
+        mapping.below.clear();
         PyObject *key = nullptr, *item = nullptr;
         for (Py_ssize_t position = 0; PyDict_Next(object, &position, &key, &item);) {
           for (auto* each : {key, item}) {
             auto at = now.node;
             if (!at_once(each, now) && !accepts(each, now)) return false;
-            if (nodes_[at].kind != PLAIN && nodes_[at].kind != OTHER) node.below.emplace_back(each, at);
+            const auto& met = nodes_[at];
+            if (met.kind == PLAIN || met.kind == OTHER) continue;
+            auto* empty = met.kind == MAPPING && met.number == 0 ? Py_TYPE(each) : nullptr;
+            mapping.below.push_back({each, empty, at});
           }
         }
-        node.version = version;
-        node.end = now.node;
+        mapping.version = version;
+        mapping.end = now.node;
         return true;
       }
       case SEQUENCE: { // a list's or tuple's type and length
@@ -230,6 +258,18 @@ class Held {
       facts.push_back(static_cast<char>(follows | leaf << 1 | gradient << 2 | inference << 3 | plain << 4));
       if (gradient) now.objects.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(autograd->grad_)));
     }
+  }
+
+  // What decides, besides tensors, what operators do.
+  static void add_modes(std::vector<char>& facts) {
+    facts.push_back(at::GradMode::is_enabled());
+    facts.push_back(c10::InferenceMode::is_enabled());
+    for (auto device : {at::kCPU, at::kCUDA}) {
+      bool casts = at::autocast::is_autocast_enabled(device);
+      facts.push_back(casts ? static_cast<char>(at::autocast::get_autocast_dtype(device)) : -1);
+    }
+    facts.push_back(static_cast<char>(at::get_default_dtype_as_scalartype()));
+    facts.push_back(at::globalContext().deterministicAlgorithms());
   }
 
   static bool is_strided(const c10::TensorImpl& tensor) {
@@ -293,38 +333,41 @@ class Held {
 
   using Groups = std::map<size_t, std::vector<size_t>>; // by the first member
 
-  Groups groups(size_t count, size_t held) const {
-    std::vector<size_t> leader(count), order;
+  // Neighbours in memory that overlap, or, of those that are held, share a storage. They mostly lie as they did before.
+  Groups groups(size_t count, size_t held) {
+    std::vector<size_t> order;
+    order.reserve(count);
+    std::vector<bool> known(count);
+    for (auto i : order_) {
+      if (i < count) order.push_back(i), known[i] = true;
+    }
     for (size_t i = 0; i < count; ++i) {
-      leader[i] = i;
-      if (ranges_[i].begin != ranges_[i].end) order.push_back(i);
+      if (!known[i]) order.push_back(i);
     }
-    auto find = [&](size_t i) {
-      while (leader[i] != i) i = leader[i] = leader[leader[i]];
-      return i;
-    };
-    auto join = [&](size_t a, size_t b) {
-      a = find(a), b = find(b);
-      leader[std::max(a, b)] = std::min(a, b);
-    };
-    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ranges_[a].begin < ranges_[b].begin; });
-    uintptr_t end = 0;
-    size_t before = 0;
-    for (auto i : order) {
-      if (ranges_[i].begin < end) join(i, before);
-      if (ranges_[i].end > end) end = ranges_[i].end, before = i;
+    auto behind = [&](size_t a, size_t b) { return ranges_[a].begin > ranges_[b].begin; };
+    size_t moves = 0;
+    for (size_t i = 1; i < count && moves <= 8 * count; ++i) {
+      for (auto j = i; j > 0 && behind(order[j - 1], order[j]); --j, ++moves) std::swap(order[j - 1], order[j]);
     }
-    std::map<StorageImpl*, size_t> storages;
-    for (size_t i = 0; i < std::min(held, count); ++i) {
-      if (ranges_[i].storage == nullptr) continue;
-      auto [known, fresh] = storages.emplace(ranges_[i].storage, i);
-      if (!fresh) join(i, known->second);
-    }
+    if (moves > 8 * count) std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return behind(b, a); });
     Groups found;
-    for (auto i : order) found[find(i)].push_back(i);
-    for (auto each = found.begin(); each != found.end();) {
-      each = each->second.size() < 2 ? found.erase(each) : std::next(each);
+    std::vector<size_t> group;
+    uintptr_t end = 0;
+    StorageImpl* storage = nullptr;
+    auto close = [&] {
+      if (group.size() > 1) found[*std::min_element(group.begin(), group.end())] = group;
+      group.clear();
+    };
+    for (auto i : order) {
+      const auto& range = ranges_[i];
+      if (range.begin == range.end) continue;
+      if (range.begin >= end && (i >= held || range.storage != storage)) close();
+      group.push_back(i);
+      end = std::max(end, range.end);
+      storage = i < held ? range.storage : nullptr;
     }
+    close();
+    if (count == ranges_.size()) order_ = std::move(order);
     return found;
   }
 
@@ -344,12 +387,14 @@ class Held {
   }
 
   std::vector<Node> nodes_;
+  std::vector<Mapping> mappings_;
   bool busy_ = false;
   size_t containers_ = 0; // that the last reading met
   std::vector<Memory> ranges_; // of the call that is read
   // of the last one
   std::vector<char> told_facts_;
   py::object facts_object_;
+  std::vector<size_t> order_; // of the tensors of a call, as they lie in memory
   std::vector<Memory> last_; // of what is held, and its gradients
   size_t last_held_ = SIZE_MAX;
   std::vector<std::pair<uintptr_t, uintptr_t>> merged_; // the same, in order, those that overlap in one
@@ -359,7 +404,8 @@ class Held {
 inline void bind_held(py::module_& m) {
   py::class_<Held>(m, "Held", py::module_local())
       .def(py::init<const py::iterable&>())
-      .def("read", &Held::read);
+      .def("read", &Held::read)
+      .def_property_readonly_static("MODES", [](const py::object&) { return 6; });
 }
 
 } // namespace pygraph
