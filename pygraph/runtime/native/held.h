@@ -1,4 +1,4 @@
-// What a graph holds, read anew at each call: a tree of containers that a walk has described (graph.py), the tensors in
+// What a graph holds, read anew at each call: a tree of containers that a walk has described (graphs/held.py), the tensors in
 // it, and which of these share memory. Nothing of the user's is kept alive but the plain values that were described.
 #pragma once
 

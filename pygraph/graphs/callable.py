@@ -1,0 +1,428 @@
+"""``pygraph.graph``: any callable, captured as it runs and replayed with today's tensors.
+
+    call ─ read: arguments, what is held ─ entry ─┬─ captured:  replay, and put in place what the callable leaves
+                                                  └─ else:      the callable runs; at the second call it is captured:
+
+    for each of two captures:   tensors show stand-in memory ─ the callable runs, nothing executes ─ all is put back
+
+What calls of one entry have in common: all of the key, the structure of what is held, and which tensors share memory.
+Tensors that share memory are one argument of the entry's region, so that arguments never overlap.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import torch
+
+from pygraph import compat
+from pygraph.backend import driver_for
+from pygraph.errors import CaptureError, first_line
+from pygraph.frontend.location import GraphOrigin, location_of_code
+from pygraph.graphs.entry import Call, Entry, Look, current, groups_of, layouts_of, signature_of, turns
+from pygraph.graphs.held import Walk
+from pygraph.graphs.values import OddError, make, read
+from pygraph.graphs.watch import origin_of_line
+from pygraph.report.model import CALLABLE, GraphReport, RegionReport, open_report
+from pygraph.runtime import live
+from pygraph.runtime.critical import capturing, capturing_turn
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.reasons import reason_of
+from pygraph.runtime.region import Region, RegionOptions, RegionRecord
+from pygraph.runtime.variants import State
+from pygraph.settings import Settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PATIENCE = 16
+"""Calls in a row that find nothing captured before as many run the callable without a look."""
+
+_LOOKS = 1024
+"""Most of these, twice as many each time, where nothing is captured for good."""
+
+_MOST = 64
+"""Structures of what is held, and entries of each, that are known at the same time."""
+
+
+@dataclass(repr=False)
+class GraphRecord:
+    """What became of a graph's calls. ``reason`` says why its last call was no replay, ``refusals`` what was in the way
+    of some call, one of each kind; ``regions`` are those of its entries."""
+
+    name: str
+    replays: int = 0
+    uncaptured: int = 0
+    reason: str | None = None
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    regions: list[RegionRecord] = field(default_factory=list)
+
+    @property
+    def state(self) -> State:
+        """REPLAY if any of its regions is captured."""
+        if any(record.state is State.REPLAY for record in self.regions):
+            return State.REPLAY
+        return State.UNCAPTURED if self.reason else State.WARM if self.uncaptured else State.COLD
+
+    @property
+    def captures(self) -> int:
+        """Of all regions."""
+        return sum(record.captures for record in self.regions)
+
+    def __repr__(self) -> str:
+        counts = f"captures: {self.captures}, replays: {self.replays}, uncaptured calls: {self.uncaptured}"
+        why = f"; {first_line(self.reason)}" if self.reason else ""
+        return f"<GraphRecord {self.name}: {self.state.value}; {counts}{why}>"
+
+
+class Graph(Generic[P, R]):
+    """A callable that is captured as it runs (see ``graph``). ``record`` tells what became of its calls.
+
+    Calls under a dispatch mode, a function transform or hooks of saved tensors, in a capture of another graph, and
+    while Dynamo traces, run ``function``.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        held: Any = (),
+        key: Callable[..., Any] | None = None,
+        compare: Callable[[str, torch.Tensor], bool] | None = None,
+        eager: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self.function = function
+        self.record = GraphRecord(getattr(function, "__qualname__", type(function).__name__))
+        self._root, self._key, self._compare, self._eager = (held,), key, compare, tuple(eager)
+        self._settings, self._owner = Settings.make(options), live.owner()
+        self._looks: OrderedDict[Hashable, Look] = OrderedDict()
+        self._look: Look | None = None
+        self._report: GraphReport | None = None
+        self._patience, self._skip, self._skips = _PATIENCE, 0, 0
+        self._waits_for: Region | None = None
+        self._native: Any = None
+        if self._settings.disable:
+            self.record.reason, self._call = "the option disable is set", self._run  # type: ignore[method-assign]
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a function in a class: bound to ``instance``, which is an argument then."""
+        return self if instance is None else functools.partial(cast("Any", self), instance)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the callable returns; raises what it raises. With the option ``strict``, raises CaptureError where it
+        cannot be captured."""
+        turns.enter()
+        try:
+            if (self._skip and self._still_skips()) or _is_watched():
+                return self._run(args, kwargs)
+            return cast("R", self._call(args, kwargs))
+        finally:
+            turns.leave()
+
+    def _run(self, args: Any, kwargs: Any) -> R:
+        self.record.uncaptured += 1
+        return self.function(*args, **kwargs)
+
+    def _still_skips(self) -> bool:
+        region = self._waits_for
+        if region is not None and region.record.state is not State.UNCAPTURED:  # it is to be tried again
+            self._skip = 0
+            return False
+        self._skip -= 1
+        return True
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors: list[torch.Tensor] = []
+        key: list[Hashable] = [mode.device for mode in compat.function_modes()] if compat.function_depth() else []
+        try:
+            read(args, tensors, key)
+            if kwargs:
+                read(kwargs, tensors, key)
+            if self._key is not None:
+                decided: list[torch.Tensor] = []
+                read(self._key(*args, **kwargs), decided, key)
+        except OddError as odd:
+            return self._refused(Refusal("argument-type", f"an argument is a {odd}"), args, kwargs)
+        if self._native is None:
+            refusal = self._begin(tensors)
+            if refusal is not None:
+                return self._refused(refusal, args, kwargs)
+        look, seen = self._look, None
+        if look is not None:
+            seen = look.held.read(self._root, tensors, look.containers)
+        if look is None or seen is None:
+            walked = self._walked()
+            if isinstance(walked, Refusal):
+                return self._refused(walked, args, kwargs)
+            look = walked
+            seen = look.held.read(self._root, tensors, look.containers)
+            if seen is None:  # another thread changes it
+                return self._refused(Refusal("capture-busy", "what is held changes meanwhile"), args, kwargs)
+        every, facts, shared, containers = seen
+        if shared:
+            key.append(layouts_of(shared, every))
+        whole = (tuple(key), facts, shared, torch.get_float32_matmul_precision())
+        found = look.entries.get(whole)
+        if found is None:
+            made = self._entry(look, whole, every, facts, shared)
+            if isinstance(made, Refusal):
+                return self._refused(made, args, kwargs)
+            found = made
+        if not found.pending:
+            outputs = found.region.try_replay(found.arguments(every))
+            if outputs is not None:
+                return self._leave(found, outputs, every, containers)
+        call = Call(args, kwargs, every, self._root, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        return self._look_up(found, call, look, containers)
+
+    # -- entries -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, tensors: Sequence[torch.Tensor]) -> Refusal | None:
+        """Find the driver at the first call."""
+        if self._report is None:
+            code = getattr(inspect.unwrap(self.function), "__code__", None)
+            origin = GraphOrigin(self.record.name, None if code is None else location_of_code(code))
+            self._report = open_report(CALLABLE, origin)
+        kinds = {tensor.device.type for tensor in (*tensors, *Walk(self._root).tensors)}
+        kind = next(iter(sorted(kinds - {"cpu"})), "cpu")
+        try:
+            driver = driver_for(kind)
+        except CaptureError as error:
+            return Refusal.of(error)
+        if driver is None:
+            return Refusal("no-driver", f"no driver captures on {kind}")
+        self._driver, self._report.device = driver, kind
+        refusal = driver.unready()
+        if refusal is None:
+            self._native = driver.held()
+        return refusal
+
+    def _walked(self) -> Look | Refusal:
+        """The structure of what is held now."""
+        walk = Walk(self._root)
+        if walk.refusal is not None:
+            return walk.refusal
+        look = self._looks.get(walk.key)
+        if look is None:
+            look = Look(self._native(walk.nodes), tuple(walk.paths))
+            self._looks[walk.key] = look
+            while len(self._looks) > _MOST:
+                self._drop(self._looks.popitem(last=False)[1])
+        self._looks.move_to_end(walk.key)
+        self._look = look
+        return look
+
+    def _drop(self, look: Look) -> None:
+        for entry in look.entries.values():
+            entry.region.close()
+
+    def _entry(
+        self, look: Look, key: Hashable, tensors: list[torch.Tensor], facts: bytes, shared: bytes
+    ) -> Entry | Refusal:
+        """A new entry; or why calls like this cannot be captured."""
+        gradients = torch.is_grad_enabled()
+        for fact in facts[: -self._native.MODES]:
+            if not fact & 16:
+                return Refusal("unsupported-tensor", "an argument, or what is held, is no plain strided tensor")
+            if gradients and fact & 3 == 1:
+                return Refusal("outer-graph", "a tensor has a history that autograd follows: detach it")
+        devices = {tensor.device for tensor in tensors}
+        if len(devices) > 1:
+            named = " and ".join(sorted(map(str, devices)))
+            here = self._driver.current_device().type
+            path = next((path for path, each in zip(look.paths, tensors, strict=False) if each.device.type != here), "")
+            said = f": {path} is not on the device that the others are on" if path else ""
+            return Refusal("several-devices", f"arguments, and what is held, are on {named}{said}")
+        device = next(iter(devices), self._driver.current_device())
+        entry = Entry(self.function, device, verifies=self._settings.verify_every > 0)
+        entry.groups = groups_of(shared)
+        first = {group.members[0]: group for group in entry.groups}
+        others = {number for group in entry.groups for number in group.members[1:]}
+        entry.plan = tuple(first.get(number, number) for number in range(len(tensors)) if number not in others)
+        settings = self._settings
+        spared = {
+            number
+            for number, path in enumerate(look.paths)
+            if self._compare is not None and not self._compare(path, tensors[number])
+        }
+        exempt = frozenset(
+            position
+            for position, each in enumerate(entry.plan)
+            if not spared.isdisjoint((each,) if isinstance(each, int) else each.members)
+        )
+
+        def function(args: list[Any]) -> list[Any]:
+            return entry.on_stand_ins(args)
+
+        name = f"{self.record.name}.{len(self.record.regions)}"
+        with live.owned_by(self._owner):
+            entry.region = Region(
+                function,
+                self._driver,
+                name=name,
+                label=f"captured callable {name}",
+                options=RegionOptions(
+                    capture_after=settings.capture_after,
+                    memory_limit=settings.memory_limit,
+                    verify_every=settings.verify_every,
+                    order=settings.order,
+                    launch_passes=settings.launches(),
+                    exempt=exempt,
+                ),
+                held=range(len(entry.plan)),
+                origins=origin_of_line,
+                eager=self._eager,
+                uncaptured=entry.answer,
+            )
+        look.entries[key] = entry
+        while len(look.entries) > _MOST:
+            look.entries.popitem(last=False)[1].region.close()
+        self.record.regions.append(entry.region.record)
+        if self._report is not None:
+            self._report.regions.append(
+                RegionReport(len(self._report.regions), (), (), (), True, "", entry.region.record)
+            )
+        return entry
+
+    # -- calls that are no mere replays --------------------------------------------------------------------------------
+
+    def _look_up(self, entry: Entry, call: Call, look: Look, containers: Sequence[Any]) -> Any:
+        """A call that was not replayed at once."""
+        region, record = entry.region, entry.region.record
+        signature = signature_of(call.tensors) if entry.pending or not record.replays else None
+        captures = record.captures
+        outer, current.call = current.call, call
+        try:
+            if signature in entry.pending and not self._confirm(entry, call, signature):
+                return self._run(call.args, call.kwargs)
+            outputs = region(entry.arguments(call.tensors))
+        finally:
+            current.call = outer
+        if record.captures > captures and call.log is not None:
+            entry.pending[signature_of(call.tensors)] = call.log
+        if not call.answered:
+            return self._leave(entry, outputs, call.tensors, containers)
+        self.record.uncaptured += 1
+        if record.captures > captures:
+            look.containers = look.containers or any(each.in_containers for each in entry.left)
+            self._patience, self._skip, self._skips, self.record.reason = _PATIENCE, 0, 0, None
+        elif record.reason is not None and record.state is not State.REPLAY:
+            refusal = next(reversed(record.refusals.values()), Refusal("uncaptured", record.reason))
+            self._note(refusal, record.reason)
+            lasts = record.state is State.UNCAPTURED and not reason_of(refusal.reason).may_pass
+            self._waste(4 if lasts else 1, region if lasts else None)
+        elif not capturing:  # or another thread's turn is over soon
+            self._waste(1, None)
+        return call.returned
+
+    def _confirm(self, entry: Entry, call: Call, signature: Hashable) -> bool:
+        """Whether the callable does in this call, too, what it did when it was captured: nothing executes. If not, it
+        is never replayed; or this call is not, where something passing was in the way."""
+        call.log = entry.pending[signature]
+        with capturing_turn() as mine:
+            if not mine:
+                return False
+            refusal = entry.region.rehearse(entry.arguments(call.tensors))
+        call.stood, call.log = False, None
+        if refusal is None:
+            del entry.pending[signature]
+            return True
+        if not reason_of(refusal.reason).may_pass:
+            entry.pending.pop(signature, None)
+            entry.region.refuse(refusal)
+        self._note(refusal)
+        return False
+
+    def _leave(self, entry: Entry, outputs: Sequence[Any], tensors: Sequence[Any], containers: Sequence[Any]) -> Any:
+        """Put what a replay made where the callable would have put it. Returns what that would have returned."""
+        self.record.replays += 1
+        self.record.reason, self._patience, self._skips = None, _PATIENCE, 0
+        left = entry.left[outputs[0]]
+        if left.written:
+            torch.autograd.graph.increment_version([tensors[number] for number in left.written])
+        for place in left.places:
+            value = None if place.value is None else make(place.value, tensors, containers, outputs)
+            if place.kind == "grad":
+                tensors[place.where].grad = value
+            elif place.kind == "items":
+                containers[place.where][:] = value
+            else:
+                key = make(place.key, tensors, containers, outputs)
+                if place.kind == "gone":
+                    del containers[place.where][key]
+                else:
+                    containers[place.where][key] = value
+        return make(left.result, tensors, containers, outputs)
+
+    # -- refusals ------------------------------------------------------------------------------------------------------
+
+    def _refused(self, refusal: Refusal, args: Any, kwargs: Any) -> Any:
+        self._note(refusal)
+        self._waste(1, None)
+        return self._run(args, kwargs)
+
+    def _note(self, refusal: Refusal, reason: str | None = None) -> None:
+        self.record.reason = reason or str(refusal)
+        if refusal.reason not in self.record.refusals:
+            self.record.refusals[refusal.reason] = refusal
+            if self._report is not None:
+                self._report.notes.append(str(refusal))
+        if self._settings.strict:
+            raise CaptureError("strict", f"{self.record.name} cannot be captured: {self.record.reason}")
+
+    def _waste(self, calls: int, region: Region | None) -> None:
+        """A call was looked at in vain: after some in a row, so many run without a look. ``region``: one that captures
+        nothing any more."""
+        self._patience -= calls
+        if self._patience <= 0:
+            self._skips = min(2 * self._skips or _PATIENCE, _LOOKS if region is not None else _PATIENCE)
+            self._skip, self._patience, self._waits_for = self._skips, 4, region
+
+
+def _is_watched() -> bool:
+    """Whether something has to see each operator of this call, or captures it already."""
+    return bool(
+        get_ident() in capturing
+        or compat.dispatch_mode_depth()
+        or compat.functorch_level() is not None
+        or torch.compiler.is_compiling()
+        or compat.saved_tensor_hooks(True) is not None
+        or (compat.function_depth() and {type(mode) for mode in compat.function_modes()} != {compat.DeviceContext})
+    )
+
+
+def graph(
+    function: Callable[P, R] | None = None,
+    *,
+    held: Any = (),
+    key: Callable[..., Any] | None = None,
+    compare: Callable[[str, torch.Tensor], bool] | None = None,
+    eager: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Capture ``function``, any callable, at its second call, and replay it with the tensors of each later one. Without
+    ``function``, a decorator.
+
+    Arguments are pytrees: their tensors are patched, their plain values tell calls apart, by bits. What ``function``
+    leaves in what is held (gradients, buffers, states of optimizers, attributes) is put there by a replay. A call runs
+    uncaptured, and ``record.reason`` says why, where a replay might do something else.
+
+    Args:
+        function: its Python code runs when it is captured, and never in a replay
+        held: modules, optimizers, tensors, and containers of them, that it reads or writes: looked up at every call
+        key: called with the arguments; what else the Python code decides by
+        compare: called with the path and the tensor of what is held; where it is false, a comparison neither copies the
+            tensor nor looks at it, and the replay writes it in place, right before ``function`` writes it again
+        eager: operators (without overloads, such as ``aten.sort``) that replays call between segments
+        options: those of the backend
+    """
+    make = functools.partial(Graph, held=held, key=key, compare=compare, eager=eager, options=options)
+    return make if function is None else make(function)

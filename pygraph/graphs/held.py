@@ -1,0 +1,222 @@
+"""What a graph holds: a walk over all of it, which the native half repeats at every call; and names of tensors that it
+does not hold."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import struct
+import sys
+import types
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.tensors import bits
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout})
+"""Types of plain values, beside enumerations."""
+
+_SEARCHED = 4096
+"""Objects that are looked at for the name of a tensor."""
+
+
+_PLAIN_NODE, _TENSOR, _AGAIN, _MAPPING, _SEQUENCE, _OBJECT, _SEEN, _SOME, _OTHER = range(9)
+"""Kinds of nodes, as ``Held`` of the native half has them."""
+
+_OF_OPTIMIZERS = ("state", "param_groups")
+
+
+class Walk:
+    """All that is held, once: modules and their attributes, optimizers' states and options, containers of these; and
+    the attributes of other objects that are named themselves.
+
+    nodes: in order, as ``Held`` reads them
+    key: equal for two walks of the same structure, plain values included
+    tensors: each once
+    containers: objects, dictionaries and sequences
+    refusal: why nothing can be captured
+    """
+
+    def __init__(self, root: tuple[object]) -> None:
+        self.nodes: list[tuple[int, Any, int]] = []
+        self.tensors: list[torch.Tensor] = []
+        self.containers: list[Any] = []
+        self.paths: list[str] = []
+        self.refusal: Refusal | None = None
+        self._key: list[Hashable] = []
+        self._numbers: dict[int, int] = {}
+        self._met: dict[int, int] = {}
+        self._hold(root)
+        self._add(_SEQUENCE, tuple, len(root))
+        self._visit(root[0], "held", named=True)
+        self.key = tuple(self._key)
+
+    def _add(self, kind: int, value: Any, number: int = 0, key: Hashable = None) -> None:
+        self.nodes.append((kind, value, number))
+        self._key.append((kind, value if key is None else key, number))
+
+    def _visit(self, value: Any, path: str, *, named: bool) -> None:
+        kind = type(value)
+        if kind in PLAIN or isinstance(value, enum.Enum):
+            self._add(_PLAIN_NODE, value, key=bits_of(value))
+        elif isinstance(value, torch.Tensor):
+            self._tensor(value, path)
+        elif id(value) in self._met:
+            self._add(_SEEN, None, self._met[id(value)])
+        elif isinstance(value, dict):
+            self._met[id(value)] = self._hold(value)
+            self._add(_MAPPING, kind, len(value))
+            for key, item in list(value.items()):
+                self._visit(key, f"{path}.key", named=False)
+                self._visit(item, step_of(path, key, value), named=named)
+        elif isinstance(value, (list, tuple)):
+            number = self._hold(value)
+            if isinstance(value, list):
+                self._met[id(value)] = number
+            self._add(_SEQUENCE, kind, len(value))
+            for index, item in enumerate(value):
+                self._visit(item, f"{path}[{index}]", named=named)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._met[id(value)] = self._hold(value)
+            self._add(_OBJECT, kind)
+            self._hold(vars(value))
+            self._add(_SOME, _OF_OPTIMIZERS)
+            for name in _OF_OPTIMIZERS:
+                self._visit(vars(value)[name], f"{path}.{name}", named=False)
+        elif isinstance(value, torch.nn.Module) or (named and _has_attributes(value)):
+            self._met[id(value)] = self._hold(value)
+            self._add(_OBJECT, kind)
+            self._visit(vars(value), path, named=False)
+        else:
+            self._add(_OTHER, kind)
+
+    def _hold(self, value: Any) -> int:
+        self.containers.append(value)
+        return len(self.containers) - 1
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> None:
+        if id(tensor) in self._numbers:
+            self._add(_AGAIN, None, self._numbers[id(tensor)])
+            return
+        if type(tensor) not in TENSORS:
+            self.refusal = Refusal("unsupported-tensor", f"{path} is a {type(tensor).__name__}")
+        self._numbers[id(tensor)] = len(self.tensors)
+        self.tensors.append(tensor)
+        self.paths.append(path)
+        self._add(_TENSOR, type(tensor))
+
+    def contents(self) -> list[Any]:
+        """What each dictionary and list holds now."""
+        return [contents_of(container) for container in self.containers]
+
+    def restore(self, contents: Sequence[Any]) -> None:
+        """Have each hold what it held."""
+        for container, before in zip(self.containers, contents, strict=True):
+            if before is None or are_same(contents_of(container), before):
+                continue
+            container.clear()
+            container.update(before) if isinstance(container, dict) else container.extend(before)
+
+
+def contents_of(container: Any) -> Any:
+    if isinstance(container, dict):
+        return list(container.items())
+    return list(container) if isinstance(container, list) else None
+
+
+def are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    if len(now) != len(before):
+        return False
+    pairs = zip(now, before, strict=True)
+    return all(a is b or (type(a) is tuple and type(b) is tuple and _entries_same(a, b)) for a, b in pairs)
+
+
+def _entries_same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def step_of(path: str, key: object, owner: Mapping[Any, Any]) -> str:
+    """The path of an entry of a dictionary: those that modules keep their members in are left out."""
+    if key in ("_parameters", "_buffers", "_modules") and "training" in owner:
+        return path
+    return f"{path}.{key}" if isinstance(key, str) and key.isidentifier() else f"{path}[{key!r}]"
+
+
+def _has_attributes(value: object) -> bool:
+    plain = not isinstance(value, (type, types.FunctionType, types.MethodType, types.ModuleType))
+    return plain and isinstance(getattr(value, "__dict__", None), dict)
+
+
+def bits_of(value: object) -> Hashable:
+    if type(value) is complex:
+        return ("complex", struct.pack("<2d", value.real, value.imag))
+    return bits(value)
+
+
+# -- names of other tensors --------------------------------------------------------------------------------------------
+
+
+def named_storages(function: Callable[..., Any]) -> dict[int, str]:
+    """Names of the tensors that a bounded search finds, by storage: in closures, defaults, globals that the code names,
+    attributes of objects, and containers."""
+    found: dict[int, str] = {}
+    seen: set[int] = set()
+    waiting: list[tuple[Any, str]] = [(function, "")]
+    for value, path in waiting:
+        if id(value) in seen or len(seen) > _SEARCHED:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided:
+                found.setdefault(value.untyped_storage()._cdata, path)
+        else:
+            waiting += _reached(value, path)
+    return found
+
+
+def _reached(value: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """What an object leads to at once, and where that is."""
+    if isinstance(value, (str, bytes, int, float, complex, type(None))):
+        return
+    if isinstance(value, functools.partial):
+        yield from ((value.func, path), (value.args, path), (value.keywords, path))
+    elif isinstance(value, types.MethodType):
+        yield from ((value.__self__, path or "self"), (value.__func__, path))
+    elif isinstance(value, types.FunctionType):
+        if value.__module__.partition(".")[0] in ("torch", "pygraph"):
+            return
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it is empty
+                yield cell.cell_contents, name
+        for name in _names(value.__code__):
+            if name in value.__globals__:
+                yield value.__globals__[name], name
+        yield value.__defaults__, f"{path}.defaults"
+    elif isinstance(value, dict):
+        yield from ((item, step_of(path, key, value)) for key, item in list(value.items()))
+    elif isinstance(value, (list, tuple)):
+        yield from ((item, f"{path}[{index}]") for index, item in enumerate(value))
+    elif isinstance(value, types.ModuleType):
+        if value.__name__.partition(".")[0] not in sys.stdlib_module_names | {"torch", "numpy", "pygraph"}:
+            yield from ((item, f"{path}.{name}") for name, item in list(vars(value).items()) if _may_name(item))
+    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type):
+        prefix = path or type(value).__name__
+        yield from ((item, step_of(prefix, name, vars(value))) for name, item in list(vars(value).items()))
+        if isinstance(value, torch.nn.Module):
+            yield type(value).forward, prefix
+
+
+def _may_name(value: object) -> bool:
+    return isinstance(value, (torch.Tensor, torch.nn.Module, list, dict))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)

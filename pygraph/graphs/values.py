@@ -1,0 +1,209 @@
+"""Arguments and results of callables: a call's tensors and all else of it; what a call leaves, as a description that a
+replay makes new values from."""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from pygraph import compat
+from pygraph.errors import CaptureError
+from pygraph.graphs.held import PLAIN, TENSORS, bits_of
+
+
+class OddError(Exception):
+    """Something among arguments or results that is neither tensor, nor plain, nor a node of a pytree."""
+
+
+def read(value: Any, tensors: list[torch.Tensor], key: list[Hashable]) -> None:
+    """Add the tensors of an argument, and all else of it to ``key``. Raises OddError."""
+    kind: Any = type(value)
+    if kind in TENSORS:
+        tensors.append(value)
+        key.append(kind)
+    elif kind in PLAIN:
+        key.append(bits_of(value) if kind in (float, complex) else (kind, value))
+    elif kind is tuple or kind is list:
+        key.append((kind, len(value)))
+        for item in value:
+            read(item, tensors, key)
+    elif kind is dict:
+        key.append((kind, len(value)))
+        for name, item in value.items():
+            read(name, tensors, key)
+            read(item, tensors, key)
+    elif isinstance(value, enum.Enum):
+        key.append(value)
+    elif (children := children_of(value)) is not None:
+        key.append((kind, len(children[0]), _hashable(children[1])))
+        for item in children[0]:
+            read(item, tensors, key)
+    else:
+        raise OddError(kind.__name__)
+
+
+def children_of(value: Any) -> tuple[list[Any], Any] | None:
+    """The children and the context of a registered node of a pytree, or of a named tuple."""
+    node = compat.pytree_nodes.get(type(value))
+    if node is None and isinstance(value, tuple) and hasattr(type(value), "_fields"):
+        return list(value), None
+    if node is None:
+        return None
+    children, context = node.flatten_fn(value)
+    return list(children), context
+
+
+def _hashable(context: Any) -> Hashable:
+    try:
+        hash(context)
+    except TypeError:
+        return repr(context)
+    return cast("Hashable", context)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A tensor of the call, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor that the callable made: an output of the region, by its index."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A container that is held, by its number in the walk."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A plain value. Two are equal if their types and bits are."""
+
+    value: Any = field(compare=False)
+    bits: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A new node of a pytree. A dictionary's ``items`` are its keys and values in turn."""
+
+    kind: type
+    items: tuple[Any, ...]
+    context: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a callable leaves: the gradient of a tensor, an entry of a dictionary, one that has gone, or all items of a
+    list. ``where`` is the number of the tensor, or of the container."""
+
+    kind: str
+    where: int
+    key: Any = None
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a call leaves behind: its ``result``, in ``places``, and tensors ``written``, by their numbers, as far as
+    autograd has noticed: under a dispatch mode, some operators do not tell."""
+
+    result: Any
+    places: tuple[Place, ...]
+    written: frozenset[int] = field(compare=False)
+
+    @property
+    def in_containers(self) -> bool:
+        return any(place.kind != "grad" for place in self.places)
+
+
+class Describer:
+    """Describes values that a callable returns, or leaves. ``made`` are the tensors among them that it made."""
+
+    def __init__(self, given: Sequence[torch.Tensor], containers: Sequence[Any]) -> None:
+        self._given = {id(tensor): number for number, tensor in reversed(list(enumerate(given)))}
+        self._known = {id(each): number for number, each in enumerate(containers) if isinstance(each, (dict, list))}
+        self.made: list[torch.Tensor] = []
+
+    def describe(self, value: Any) -> Any:
+        """Raises CaptureError for what a replay cannot make."""
+        kind = type(value)
+        if kind in PLAIN or isinstance(value, enum.Enum):
+            return Value(value, bits_of(value))
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if id(value) in self._known:
+            return Known(self._known[id(value)])
+        if kind in (list, tuple):
+            return Built(kind, tuple(map(self.describe, value)))
+        if kind in (dict, OrderedDict):
+            return Built(kind, tuple(self.describe(each) for entry in value.items() for each in entry))
+        children = children_of(value)
+        if children is None:
+            raise CaptureError("unsupported-result", f"the callable makes an object of type {kind.__name__}")
+        return Built(kind, tuple(map(self.describe, children[0])), children[1])
+
+    def _tensor(self, tensor: torch.Tensor) -> Given | Made:
+        if id(tensor) in self._given:
+            return Given(self._given[id(tensor)])
+        if type(tensor) is not torch.Tensor or (tensor.is_leaf and tensor.requires_grad):
+            raise CaptureError("unsupported-result", "the callable makes a parameter, or a tensor of another type")
+        if tensor.requires_grad and not _is_spent(tensor):
+            said = "a result has a history that autograd could go back through: detach it, or call it under no_grad"
+            raise CaptureError("open-graph", said)
+        index = next((i for i, each in enumerate(self.made) if each is tensor), len(self.made))
+        if index == len(self.made):
+            self.made.append(tensor)
+        return Made(index)
+
+
+def _is_spent(tensor: torch.Tensor) -> bool:
+    """Whether going back from ``tensor`` would meet a node whose tensors are freed, and raise."""
+    seen: set[Any] = set()
+    waiting = [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for name in dir(node):
+            if name.startswith("_saved_") or name == "saved_tensors":
+                try:
+                    getattr(node, name)
+                except RuntimeError as error:
+                    if "freed" in str(error):
+                        return True
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+def make(made: Any, given: Sequence[torch.Tensor], containers: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    """A value by its description, of today's objects. ``outputs`` begin with the number of what is left."""
+    kind = type(made)
+    if kind is Made:
+        return outputs[made.index + 1]
+    if kind is Value:
+        return made.value
+    if kind is Given:
+        return given[made.number]
+    if kind is Known:
+        return containers[made.number]
+    items = [make(each, given, containers, outputs) for each in made.items]
+    if made.kind in (dict, OrderedDict):
+        return made.kind(zip(items[::2], items[1::2], strict=True))
+    if made.kind in (list, tuple):
+        return made.kind(items)
+    node = compat.pytree_nodes.get(made.kind)
+    return made.kind(*items) if node is None else node.unflatten_fn(items, made.context)

@@ -1,0 +1,172 @@
+"""The operators that a callable runs while it is captured, with their numbers and the user's lines."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import pygraph
+from pygraph import compat
+from pygraph.errors import CaptureError
+from pygraph.graphs.held import PLAIN, named_storages
+from pygraph.program.recording import Origin
+from pygraph.runtime.calls import leaves
+from pygraph.runtime.provenance import blame
+
+_CONSTANT = 64
+"""Most elements of a tensor that is made of Python numbers, on the CPU."""
+
+
+_HOMES = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, pygraph))
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+
+
+def user_line(frame: types.FrameType | None = None) -> str | None:
+    """The innermost line that is neither torch's, PyGraph's nor Python's own, as ``file:line``; None where there is
+    none."""
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        standard = name.startswith(_STANDARD) and "site-packages" not in name
+        if not standard and not name.startswith((*_HOMES, "<")):
+            return f"{os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def origin_of_line(frame: types.FrameType | None = None) -> Origin:
+    line = user_line(frame)
+    return Origin(locs=() if line is None else (line,))
+
+
+def last_frame(error: BaseException) -> types.FrameType | None:
+    """The frame that ``error`` was raised in."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return None if step is None else step.tb_frame
+
+
+@contextmanager
+def metadata() -> Iterator[None]:
+    """Tensors are put over other memory here; nobody is to see that."""
+    with compat.without_dispatch_modes(), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+class Watch(compat.TorchDispatchMode):
+    """While open, the operators of a capture are written down, before the driver records them.
+
+    Raises CaptureError (``unknown-memory``) for a tensor that was there before, if its name is found; a driver refuses
+    those without.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, function: Callable[..., Any], device: torch.device, known: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.log: list[tuple[str, str | None]] = []
+        self._function, self._device, self._known = function, device, known
+        self._named: dict[int, str] | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "namespace", "") == "profiler":
+            with compat.without_dispatch_modes():
+                return func(*args, **given)
+        if func is torch.ops.aten.lift_fresh.default and args[0].device.type == "cpu":
+            return self._constant(args[0])
+        if func is torch.ops.aten.detach_.default:  # of torch.tensor: below autograd, there is nothing to do
+            return args[0]
+        if func is torch.ops.aten._unsafe_view.default:
+            func = torch.ops.aten.view.default
+        line = user_line()
+        self.log.append((f"{func}({', '.join(_texts((args, given)))})", line))
+        for tensor in _tensors_in((args, given)):
+            self._check(tensor, func)
+        result = func(*args, **given)
+        self._note(result)
+        return result
+
+    def _constant(self, tensor: torch.Tensor) -> Any:
+        """What stands for a tensor that is made of Python numbers."""
+        small = tensor.numel() <= _CONSTANT
+        with metadata():
+            values = tensor.flatten().tolist() if small else []
+        self.log.append((f"tensor({', '.join(map(_bits_text, values))})", user_line()))
+        if small and self._device.type == "cpu":
+            made: Any = torch.ops.aten.empty.memory_format(tensor.size(), dtype=tensor.dtype)
+            flat = torch.ops.aten.view.default(made, [-1])
+            for index, value in enumerate(values):
+                torch.ops.aten.fill_.Scalar(torch.ops.aten.select.int(flat, 0, index), value)
+        else:
+            made = torch.ops.aten.lift_fresh.default(tensor)
+        self._note(made)
+        return made
+
+    def _note(self, result: Any) -> None:
+        for tensor in leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+                self._known.add(tensor.untyped_storage()._cdata)
+
+    def _check(self, tensor: torch.Tensor, func: Any) -> None:
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()._cdata
+        if storage in self._known:
+            return
+        if self._named is None:
+            self._named = named_storages(self._function)
+        name = self._named.get(storage)
+        if name is not None:
+            blame(str(func).replace(".", "::", 1), origin_of_line())
+            raise CaptureError("unknown-memory", f"{name}: add it to held")
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item)
+    elif isinstance(value, dict):
+        yield from _tensors_in(list(value.values()))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The numbers among arguments of an operator, as text."""
+    if isinstance(value, torch.Tensor):
+        yield "·"
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from (f"{name}={text}" for text in _texts(item))
+    else:
+        yield _bits_text(value) if type(value) in PLAIN else type(value).__name__
+
+
+def _bits_text(value: Any) -> str:
+    return f"{value!r}" if type(value) is not float or value == value else f"nan {struct.pack('<d', value).hex()}"
+
+
+def hold_against(before: Sequence[tuple[str, str | None]], now: Sequence[tuple[str, str | None]]) -> None:
+    """Raises CaptureError where the operators of two captures differ."""
+    for (text, _), (other, line) in zip(before, now, strict=False):
+        if text != other:
+            same = text.partition("(")[0] == other.partition("(")[0]
+            blame(text.partition("(")[0].replace(".", "::", 1), Origin(locs=(line,) if line else ()))
+            said = f"{text} became {other}" + (f" at {line}" if line else "")
+            raise CaptureError("unstable-number" if same else "unstable-launches", said)
+    if len(before) != len(now):
+        raise CaptureError("unstable-launches", f"{len(before)} operators in one capture, {len(now)} in the next")
