@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,11 +88,7 @@ def counters() -> dict[str, int]:
 
 def region_counters() -> dict[str, dict[str, int]]:
     """The counters of each region that is alive, by its name: since it was made, whatever ``reset`` has forgotten."""
-    found: dict[str, Counter[str]] = {}
-    for region in live.regions():
-        name, counted = region.counters
-        found.setdefault(name, Counter()).update(counted)
-    return {name: dict(sorted(counted.items())) for name, counted in found.items()}
+    return live.counters_of(live.regions())
 
 
 def reset() -> None:

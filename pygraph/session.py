@@ -80,21 +80,25 @@ class Session:
             wins for programs that are compiled with it.
         log: Takes the lines about its regions, instead of the logger ``pygraph.runtime``.
 
-    Raises OptionError for a limit that is no number of bytes.
+    Raises OptionError for a limit that is no number of bytes; entering it again raises RuntimeError.
     """
 
     def __init__(self, *, memory_limit: int | str | None = None, log: logging.Logger | None = None) -> None:
         self._owner = live.Owner(None if memory_limit is None else bytes_of("memory_limit", memory_limit))
         if log is not None:
             self._owner.log = log
-        self._entered = contextlib.ExitStack()
+        self._entered: contextlib.AbstractContextManager[None] | None = None
 
     def __enter__(self) -> Session:
-        self._entered.enter_context(live.owned_by(self._owner))
+        if self._entered is not None or self._owner.closed:
+            raise RuntimeError("a session is entered once")
+        self._entered = live.owned_by(self._owner)
+        self._entered.__enter__()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._entered.close()
+        if self._entered is not None:
+            self._entered.__exit__(None, None, None)
         self.close()
 
     def prepare(self, compiled: Callable[..., Any], sizes: Any, **options: Any) -> Any:
@@ -113,17 +117,20 @@ class Session:
 
     def memory(self) -> SessionMemory:
         """Memory of its captures now."""
-        regions = {
-            region.record.name: RegionMemory(
-                len(region.captures()), region.record.held_bytes, region.record.workspace_bytes
+        found: dict[str, RegionMemory] = {}
+        for region in self._owner.regions:
+            record = region.record
+            before = found.get(record.name, RegionMemory(0, 0, 0))
+            found[record.name] = RegionMemory(
+                before.captures + len(region.captures()),
+                before.instances + record.held_bytes,
+                max(before.workspace, record.workspace_bytes),
             )
-            for region in self._owner.regions
-        }
-        return SessionMemory(regions, self._owner.memory_limit)
+        return SessionMemory(found, self._owner.memory_limit)
 
     def stats(self) -> dict[str, dict[str, int]]:
         """The counters of each of its regions, by name, as ``pygraph.region_counters``."""
-        return {name: dict(sorted(counted.items())) for name, counted in (r.counters for r in self._owner.regions)}
+        return live.counters_of(self._owner.regions)
 
     def release(self) -> int:
         """Free its captures; returns how many there were. They are captured again by later calls, unless it is frozen:

@@ -117,6 +117,31 @@ def test_leaving_it_by_an_error_closes_it_too() -> None:
     assert live.owner() is live.EVERYBODY
 
 
+def test_it_may_be_left_on_another_thread_and_is_entered_once() -> None:
+    session = pygraph.Session()
+    with pytest.raises(RuntimeError, match="entered once"), session, session:
+        raise AssertionError
+    assert session.memory().instances == 0
+    other, inside, failed = pygraph.Session(), program(), list[BaseException]()
+
+    def leave() -> None:
+        try:
+            other.__exit__(None, None, None)
+        except ValueError as error:
+            failed.append(error)
+
+    other.__enter__()
+    inside(2, 3)
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert failed == []
+    assert other.memory().instances == 0
+    assert live.owner() is live.EVERYBODY
+    with pytest.raises(RuntimeError, match="entered once"):
+        other.__enter__()
+
+
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +177,15 @@ def test_memory_is_that_of_each_region(session: pygraph.Session) -> None:
     text = str(session.memory())
     assert name in text
     assert "in all" in text
+
+
+def test_regions_of_one_name_are_added_up() -> None:
+    driver, session = FakeDriver(), pygraph.Session()
+    for region in (region_in(session, driver), region_in(session, driver)):
+        call(region, 1, 1)
+    assert session.memory().regions["toy"].captures == 2
+    assert session.memory().instances == 2 * BYTES
+    assert session.stats()["toy"]["captures"] == 2
 
 
 @pytest.mark.parametrize("limit", ["much", 0, -1, True, "2 GB"])

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -66,22 +67,42 @@ class Owner:
 EVERYBODY = Owner()
 """The owner of regions that are made in no session."""
 
-_owner: ContextVar[Owner] = ContextVar("pygraph_owner", default=EVERYBODY)
+
+@dataclass(slots=True)
+class _Block:
+    """A block of a thread's, in which what is compiled belongs to ``owner``, until it is ``left``."""
+
+    owner: Owner
+    outer: _Block | None = None
+    left: bool = False
+
+
+_innermost: ContextVar[_Block | None] = ContextVar("pygraph_owner", default=None)
+
+
+def _block() -> _Block | None:
+    found = _innermost.get()
+    while found is not None and found.left:  # on another thread
+        found = found.outer
+    return found
 
 
 def owner() -> Owner:
     """The owner of what is compiled here and now."""
-    return _owner.get()
+    block = _block()
+    return EVERYBODY if block is None else block.owner
 
 
 @contextlib.contextmanager
 def owned_by(owner: Owner) -> Iterator[None]:
-    """What is compiled within the block, on this thread, belongs to ``owner``."""
-    token = _owner.set(owner)
+    """What is compiled within the block, on this thread, belongs to ``owner``. It may be left on another thread."""
+    block = _Block(owner, _block())
+    _innermost.set(block)
     try:
         yield
     finally:
-        _owner.reset(token)
+        block.left = True
+        _innermost.set(_block())
 
 
 def enter(region: Region) -> None:
@@ -92,6 +113,15 @@ def enter(region: Region) -> None:
 def regions() -> list[Region]:
     """All regions that are alive, oldest first. Other threads may make some meanwhile."""
     return [region for region in (known() for known in _regions.valuerefs()) if region is not None]
+
+
+def counters_of(among: Iterable[Region]) -> dict[str, dict[str, int]]:
+    """The counters of each region, by its name; those of one name are added up."""
+    found: dict[str, Counter[str]] = {}
+    for region in among:
+        name, counted = region.counters
+        found.setdefault(name, Counter()).update(counted)
+    return {name: dict(sorted(counted.items())) for name, counted in found.items()}
 
 
 def retry(*, every: bool = False) -> int:
