@@ -181,7 +181,8 @@ def test_memory_is_that_of_each_region(session: pygraph.Session) -> None:
 
 def test_regions_of_one_name_are_added_up() -> None:
     driver, session = FakeDriver(), pygraph.Session()
-    for region in (region_in(session, driver), region_in(session, driver)):
+    regions = [region_in(session, driver) for _ in range(2)]
+    for region in regions:
         call(region, 1, 1)
     assert session.memory().regions["toy"].captures == 2
     assert session.memory().instances == 2 * BYTES
