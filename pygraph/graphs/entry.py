@@ -20,7 +20,7 @@ from pygraph import compat
 from pygraph.errors import CaptureError
 from pygraph.graphs.held import PLAIN, Walk, are_same, bits_of
 from pygraph.graphs.values import Built, Describer, Left, Place
-from pygraph.graphs.watch import Watch, hold_against, last_frame, metadata, origin_of_line
+from pygraph.graphs.watch import Step, Watch, hold_against, last_frame, metadata, origin_of_line
 from pygraph.runtime.provenance import blame
 from pygraph.runtime.region import Region
 from pygraph.runtime.tensors import extent
@@ -42,7 +42,7 @@ class Call:
     stood: bool = False
     answered: bool = False
     returned: Any = None
-    log: list[tuple[str, str | None]] | None = None
+    log: list[Step] | None = None
 
 
 class _Current(threading.local):
@@ -134,7 +134,7 @@ class Entry:
     def __init__(self, function: Callable[..., Any], device: torch.device, *, verifies: bool) -> None:
         self.function, self.device, self.verifies = function, device, verifies
         self.left: list[Left] = []
-        self.pending: dict[Hashable, list[tuple[str, str | None]]] = {}
+        self.pending: dict[Hashable, list[Step]] = {}
         """The operators of captures that no other call has confirmed, by the signature of theirs."""
         self.groups: list[Group] = []
         self.plan: tuple[int | Group, ...] = ()
@@ -187,7 +187,6 @@ class Entry:
             steps.enter_context(turns.alone())
             with metadata():
                 shown = self.shown(call, args)
-                known = {tensor.untyped_storage()._cdata for tensor in shown.values()}
                 before = Before(call, shown)
             args.clear()
             torch.clear_autocast_cache()
@@ -199,7 +198,7 @@ class Entry:
             steps.enter_context(torch.inference_mode(call.inference))
             steps.enter_context(torch.set_grad_enabled(call.gradients))
             steps.enter_context(torch.autograd.set_multithreading_enabled(False))
-            watch = steps.enter_context(Watch(self.function, self.device, known)) if recorded else None
+            watch = steps.enter_context(Watch(self.function, self.device, shown.values())) if recorded else None
             steps.enter_context(compat.compiled_code_runs())
             try:
                 returned = self.function(*call.args, **call.kwargs)
@@ -211,7 +210,7 @@ class Entry:
                 before.check()
                 outputs = self._number(*before.left(returned))
             if watch is not None:
-                watch.log.append((f"leaves({outputs[0]})", None))
+                watch.log.append((f"leaves({outputs[0]})", watch.memory(outputs[1:]), None))
                 if call.log is not None:
                     hold_against(call.log, watch.log)
                 call.log = watch.log

@@ -6,7 +6,7 @@ import os
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,6 +61,10 @@ def metadata() -> Iterator[None]:
         yield
 
 
+Step = tuple[str, str, str | None]
+"""An operator of a capture: with its numbers, where its tensors lie, and the user's line."""
+
+
 class Watch(compat.TorchDispatchMode):
     """While open, the operators of a capture are written down, before the driver records them.
 
@@ -70,11 +74,18 @@ class Watch(compat.TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, function: Callable[..., Any], device: torch.device, known: set[int]) -> None:
+    def __init__(self, function: Callable[..., Any], device: torch.device, shown: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.log: list[tuple[str, str | None]] = []
-        self._function, self._device, self._known = function, device, known
+        self.log: list[Step] = []
+        self._function, self._device = function, device
+        self._known: dict[int, tuple[int, int]] = {}
+        """By storage, of the memory of arguments and of what operators made: its number, and its first byte."""
+        self._made = 0
         self._named: dict[int, str] | None = None
+        for tensor in shown:
+            begin = int(tensor.storage_offset()) * tensor.element_size()
+            number, first = self._known.get(_storage(tensor), (self._number(), begin))
+            self._known[_storage(tensor)] = number, min(first, begin)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -90,19 +101,36 @@ class Watch(compat.TorchDispatchMode):
         if func is torch.ops.aten._unsafe_view.default:
             func = torch.ops.aten.view.default
         line = user_line()
-        self.log.append((f"{func}({', '.join(_texts((args, given)))})", line))
-        for tensor in _tensors_in((args, given)):
+        operands = list(_tensors_in((args, given)))
+        for tensor in operands:
             self._check(tensor, func)
+        text, where = f"{func}({', '.join(_texts((args, given)))})", self.memory(operands)
         result = func(*args, **given)
-        self._note(result)
+        self._note(result, operands)
+        self.log.append((text, f"{where} -> {self.memory(_tensors_in(result))}", line))
         return result
+
+    def memory(self, tensors: Iterable[torch.Tensor]) -> str:
+        """Where tensors lie, in the same words in each capture."""
+        return ", ".join(map(self._place, tensors))
+
+    def _place(self, tensor: torch.Tensor) -> str:
+        if tensor.layout is not torch.strided:
+            return str(tensor.layout)
+        number, first = self._known.get(_storage(tensor), (-1, 0))
+        begin = int(tensor.storage_offset()) * tensor.element_size() - first
+        return f"{number}+{begin} {tensor.dtype} {tuple(tensor.size())} {tensor.stride()}"
+
+    def _number(self) -> int:
+        self._made += 1
+        return self._made
 
     def _constant(self, tensor: torch.Tensor) -> Any:
         """What stands for a tensor that is made of Python numbers."""
         small = tensor.numel() <= _CONSTANT
         with metadata():
             values = tensor.flatten().tolist() if small else []
-        self.log.append((f"tensor({', '.join(map(_bits_text, values))})", user_line()))
+        self.log.append((f"tensor({', '.join(map(_bits_text, values))})", str(tensor.dtype), user_line()))
         if small and self._device.type == "cpu":
             made: Any = torch.ops.aten.empty.memory_format(tensor.size(), dtype=tensor.dtype)
             flat = torch.ops.aten.view.default(made, [-1])
@@ -110,18 +138,21 @@ class Watch(compat.TorchDispatchMode):
                 torch.ops.aten.fill_.Scalar(torch.ops.aten.select.int(flat, 0, index), value)
         else:
             made = torch.ops.aten.lift_fresh.default(tensor)
-        self._note(made)
+        self._note(made, ())
         return made
 
-    def _note(self, result: Any) -> None:
+    def _note(self, result: Any, operands: Sequence[torch.Tensor]) -> None:
+        """Number new memory: it may be where other memory was that is freed."""
+        old = {_storage(tensor) for tensor in operands if tensor.layout is torch.strided}
         for tensor in leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
-                self._known.add(tensor.untyped_storage()._cdata)
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and _storage(tensor) not in old:
+                self._known[_storage(tensor)] = self._number(), 0
+                old.add(_storage(tensor))
 
     def _check(self, tensor: torch.Tensor, func: Any) -> None:
         if tensor.layout is not torch.strided:
             return
-        storage = tensor.untyped_storage()._cdata
+        storage = _storage(tensor)
         if storage in self._known:
             return
         if self._named is None:
@@ -130,6 +161,10 @@ class Watch(compat.TorchDispatchMode):
         if name is not None:
             blame(str(func).replace(".", "::", 1), origin_of_line())
             raise CaptureError("unknown-memory", f"{name}: add it to held")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -160,13 +195,14 @@ def _bits_text(value: Any) -> str:
     return f"{value!r}" if type(value) is not float or value == value else f"nan {struct.pack('<d', value).hex()}"
 
 
-def hold_against(before: Sequence[tuple[str, str | None]], now: Sequence[tuple[str, str | None]]) -> None:
+def hold_against(before: Sequence[Step], now: Sequence[Step]) -> None:
     """Raises CaptureError where the operators of two captures differ."""
-    for (text, _), (other, line) in zip(before, now, strict=False):
-        if text != other:
-            same = text.partition("(")[0] == other.partition("(")[0]
-            blame(text.partition("(")[0].replace(".", "::", 1), Origin(locs=(line,) if line else ()))
-            said = f"{text} became {other}" + (f" at {line}" if line else "")
-            raise CaptureError("unstable-number" if same else "unstable-launches", said)
+    for (text, memory, _), (other, elsewhere, line) in zip(before, now, strict=False):
+        if (text, memory) != (other, elsewhere):
+            name, same = other.partition("(")[0], text.partition("(")[0] == other.partition("(")[0]
+            blame(name.replace(".", "::", 1), Origin(locs=(line,) if line else ()))
+            said = f"{text} became {other}" if text != other else f"{name} got, or made, another tensor"
+            said += f" at {line}" if line else ""
+            raise CaptureError("unstable-number" if same and text != other else "unstable-launches", said)
     if len(before) != len(now):
         raise CaptureError("unstable-launches", f"{len(before)} operators in one capture, {len(now)} in the next")

@@ -13,6 +13,7 @@ import torch
 
 import pygraph
 from pygraph.errors import CaptureError
+from pygraph.runtime.calls import leaves
 from tests.graph.calls import assert_same, replayed
 
 elsewhere = torch.full((3,), 2.0)
@@ -230,6 +231,33 @@ def test_tensors_of_subclasses() -> None:
     held = torch.ones(3).as_subclass(Mine)
     graph = pygraph.graph(lambda x: x * held, held=held)
     _refusal(graph, "unsupported-tensor", torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, first: (x if first else w) - (w if first else x),
+        lambda x, w, first: (x + 1, x + 2)[:: 1 if first else -1],
+        lambda x, w, first: (
+            x.view(1, 3, 1, 1)
+            .repeat(1, 1, 2, 2)
+            .clone(memory_format=torch.channels_last if first else torch.contiguous_format)
+        ),
+    ],
+    ids=["operands", "results", "layout"],
+)
+def test_tensors_that_change_places_before_the_third_call_are_refused(function: Callable[..., Any]) -> None:
+    first = [True]
+    graph = pygraph.graph(lambda x, w: function(x, w, first[0]))
+    x, w = torch.ones(3), torch.zeros(3)
+    replayed(graph, x, w)
+    first[0] = False
+    for _ in range(2):
+        result, expected = graph(x, w), function(x, w, False)
+        assert_same(result, expected)
+        assert [t.stride() for t in leaves(result)] == [t.stride() for t in leaves(expected)]
+    assert graph.record.replays == 0
+    assert "unstable-launches" in graph.record.refusals or "unstable-number" in graph.record.refusals
 
 
 def test_strict_raises() -> None:
