@@ -119,6 +119,8 @@ class Graph(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the callable returns; raises what it raises. With the option ``strict``, raises CaptureError where it
         cannot be captured."""
+        if torch.compiler.is_compiling():
+            return self.function(*args, **kwargs)
         turns.enter()
         try:
             if (self._skip and self._still_skips()) or _is_watched():
@@ -393,7 +395,6 @@ def _is_watched() -> bool:
         get_ident() in capturing
         or compat.dispatch_mode_depth()
         or compat.functorch_level() is not None
-        or torch.compiler.is_compiling()
         or compat.saved_tensor_hooks(True) is not None
         or (compat.function_depth() and {type(mode) for mode in compat.function_modes()} != {compat.DeviceContext})
     )

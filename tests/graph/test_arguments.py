@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import threading
 from typing import Any, NamedTuple
@@ -205,6 +206,19 @@ def test_a_default_device_and_modes_that_watch_functions() -> None:
     assert graph.record.captures == 2
 
 
+def test_autocast_keeps_no_cast_of_a_capture() -> None:
+    linear = torch.nn.Linear(4, 4)
+    twin = copy.deepcopy(linear)
+    graph = pygraph.graph(linear, held=linear)
+    x = torch.randn(2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(4):
+            assert_same(linear(x), twin(x))
+            assert_same(graph(x), twin(x))
+            assert_same(linear(x), twin(x))
+    assert graph.record.replays == 2
+
+
 def test_dropout_draws_from_the_state_of_today() -> None:
     graph = pygraph.graph(lambda x: torch.nn.functional.dropout(x, 0.5))
     x = torch.ones(64)
@@ -225,6 +239,14 @@ def test_a_compiled_function_inside_is_captured_as_it_is_compiled() -> None:
         result = is_replay(graph, x) if call > 1 else graph(x)
         assert_same(result, (torch.relu(x * 2).sin() + 1) * 3)
     assert graph.record.regions[0].launches == 2
+
+
+def test_a_graph_inside_of_a_compiled_function_is_compiled_with_it() -> None:
+    graph = pygraph.graph(lambda x: x * 2)
+    outer = torch.compile(lambda x: graph(x) + 1, backend="eager", fullgraph=True)
+    x = torch.randn(3)
+    assert_same(outer(x), x * 2 + 1)
+    assert (graph.record.captures, graph.record.uncaptured) == (0, 0)
 
 
 def test_graphs_inside_of_graphs_step_aside() -> None:

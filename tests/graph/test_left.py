@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import pygraph
+from pygraph.runtime.critical import capturing
 from tests.graph.calls import assert_same, is_replay, state_of
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -238,6 +239,32 @@ def test_what_fails_leaves_all_as_it_was() -> None:
         assert_same(model.extra, torch.full((3,), 2.0 + call))
         assert model.weight.data_ptr() == address
     assert "host-read" in graph.record.refusals
+
+
+def test_an_interrupt_in_a_capture_leaves_all_as_it_was() -> None:
+    model, interrupts = nn.Linear(3, 1), [True]
+
+    def function(x: torch.Tensor) -> None:
+        loss = model(x).sum()
+        loss.backward()
+        if capturing and interrupts.pop():
+            raise KeyboardInterrupt
+
+    graph = pygraph.graph(function, held=model)
+    twin, address = copy.deepcopy(model), model.weight.data_ptr()
+    x = torch.randn(2, 3)
+    graph(x)
+    twin(x).sum().backward()
+    with pytest.raises(KeyboardInterrupt):
+        graph(x)
+    assert model.weight.data_ptr() == address
+    assert_same(state_of(model), state_of(twin))
+    interrupts += [False] * 20
+    for _ in range(4):
+        graph(x)
+        twin(x).sum().backward()
+        assert_same(state_of(model), state_of(twin))
+    assert graph.record.replays
 
 
 def test_autograd_sees_that_a_replay_wrote() -> None:

@@ -96,13 +96,13 @@ def test_a_line_below_the_working_directory_is_shown_relative(monkeypatch: pytes
 
 def test_what_is_shown_of_a_report_without_asking_is_one_short_line() -> None:
     report, failed = full_report(), failed_report()
-    step = GraphReport(2, CALLABLE, "cpu", regions=report.regions)
+    captured = GraphReport(2, CALLABLE, "cpu", regions=report.regions)
     assert repr(report) == (
         "<GraphReport graph0_inference: forward at model.py:9; cpu; selected 3 of 4 launches, replayed 2; "
         "operators not captured: 1; graph breaks: 1>"
     )
     assert repr(failed) == "<GraphReport graph1_backward: cpu; given up: LiftError: <unknown> operand & more>"
-    assert repr(step) == "<GraphReport graph2_step: cpu; replays: 1234>"
+    assert repr(captured) == "<GraphReport graph2_callable: cpu; replays: 1234>"
     assert repr(report.regions) == (
         "[<RegionReport 0: replay; launches: 2, operators: 2>, <RegionReport 1 layers.1: uncaptured; launches: 1, "
         "operators: 2; address-escapes: a word is nobody's>]"
@@ -118,7 +118,7 @@ def test_what_is_shown_of_a_report_without_asking_is_one_short_line() -> None:
     assert repr(record).startswith(
         "<GraphRecord train: uncaptured; captures: 0, replays: 0, uncaptured calls: 3; host-read: x"
     )
-    for shown in (report, step, *report.regions, record, Explanation([report])):
+    for shown in (report, captured, *report.regions, record, Explanation([report])):
         assert len(repr(shown)) < 250
         assert "\n" not in repr(shown)
 

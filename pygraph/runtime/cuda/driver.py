@@ -18,6 +18,7 @@ from pygraph.runtime.contract import Executable, NativeDriver, ScratchPool, Time
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.capture import DeviceCapture, check_arguments, payload_of
 from pygraph.runtime.cuda.executable import make_executable
+from pygraph.runtime.cuda.spans import run_inside
 from pygraph.runtime.provenance import Refusal
 
 __all__ = ["CudaDriver"]
@@ -53,6 +54,10 @@ class CudaDriver(NativeDriver):
     ) -> Recording:
         """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back."""
         return self._device(check_arguments(args)).capture(fn, args, eager, collectives=collectives)
+
+    def run_inside(self, fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
+        outputs: Sequence[Any] = run_inside(fn, args)
+        return outputs
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay, once for each recording. The executable outlives the recording."""

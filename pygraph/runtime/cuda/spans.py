@@ -49,7 +49,10 @@ from pygraph.runtime.provenance import blame, blaming, here, ran
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import rebound
 
-__all__ = ["EagerCalls", "Observer", "Operand", "Span", "calls_operators", "observing", "with_calls", "with_eager"]
+__all__ = [
+    *("EagerCalls", "Observer", "Operand", "Span"),
+    *("calls_operators", "observing", "run_inside", "with_calls", "with_eager"),
+]
 
 _HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
 """Operators whose result is a Python value that depends on device memory."""
@@ -281,8 +284,22 @@ def calls_operators(fn: Callable[..., Any]) -> bool:
 @contextlib.contextmanager
 def observing(observer: Observer, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """``fn`` as it is to be called while it is captured: its operators and Triton kernels are noted."""
-    with _Operators(observer), _rebound(observer, fn) as run:
-        yield run
+    _observers.append(observer)
+    try:
+        with _Operators(observer), _rebound(observer, fn) as run:
+            yield run
+    finally:
+        _observers.remove(observer)
+
+
+_observers: list[Observer] = []
+"""That of the capture under way, while its function runs."""
+
+
+def run_inside(fn: Callable[..., Any], args: list[Any]) -> Any:
+    """Run the function of another region; its Triton kernels are noted, where a capture is under way."""
+    with _rebound(_observers[-1], fn) if _observers else contextlib.nullcontext(fn) as run:
+        return run(args)
 
 
 # -- launches -----------------------------------------------------------------------------------------------------
