@@ -33,7 +33,7 @@ _log = logging.getLogger("pygraph.integrations.vllm")
 
 session = pygraph.Session()
 """Owns the captures of all wrappers: ``memory()``, ``stats()``. It is frozen but for the calls that capture."""
-session.freeze()
+
 _capturing = threading.RLock()
 _numbers = itertools.count()
 
@@ -114,7 +114,7 @@ class StaticGraphWrapper:
                     result = graph(metadata, *args, **kwargs)
             finally:
                 session.freeze()
-        self._graphs[descriptor] = graph if graph.record.replays else None
+        self._graphs[descriptor] = graph
         if not graph.record.replays:
             _log.warning("%s is not captured: %s", descriptor, graph.record.reason)
         return self._replaced(result, memory_for)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib
-import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -313,19 +312,6 @@ def _(query: torch.Tensor, out: torch.Tensor) -> None:
     return None
 
 
-numbers = itertools.count()
-
-
-@torch.library.custom_op("standin::unset", mutates_args=())
-def unset(like: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(like, next(numbers))
-
-
-@unset.register_fake
-def _(like: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(like)
-
-
 class Backend:
     """As ``VllmBackend``: pieces between attention operators are compiled with fake tensors, while Dynamo traces."""
 
@@ -390,7 +376,8 @@ def test_outputs_that_hold_nothing_are_known(engine: Engine, adapter: Any) -> No
 
 
 def test_pieces_make_memory_for_attention(engine: Engine, adapter: Any) -> None:
-    """Such a piece never does the same twice, bit by bit."""
+    """Results that hold nothing are no results of the graph, which would never be the same twice. Here, they would be
+    refused: they are parameters."""
 
     class Piece:
         """``PiecewiseBackend``."""
@@ -399,19 +386,21 @@ def test_pieces_make_memory_for_attention(engine: Engine, adapter: Any) -> None:
             self.graph = torch.fx.symbolic_trace(lambda x, w: ((x @ w).relu(), torch.empty_like(x).view(-1, 2, 4)))
 
         def __call__(self, *args: Any) -> Any:
-            return self.graph(*args)[0], torch.ops.standin.unset(args[0]).view(-1, 2, 4)
+            return self.graph(*args)[0], torch.nn.Parameter(torch.empty_like(args[0]).view(-1, 2, 4))
 
     wrapper, weight = adapter.StaticGraphWrapper(Piece(), config(), Mode.PIECEWISE), torch.randn(8, 8)
     for tokens in (4, 2):
         with engine.step(tokens):
             wrapper(torch.randn(tokens, 8), weight)
     engine.serve()
+    before = pygraph.counters()["replays"]
     for tokens in (2, 4, 2):
         x = torch.randn(tokens, 8)
         with engine.step(tokens):
             found, memory = wrapper(x, weight)
         assert torch.equal(found, (x @ weight).relu())
         assert memory.shape == (tokens, 2, 4)
+    assert pygraph.counters()["replays"] == before + 3
     with engine.step(4):  # other sizes than the descriptor's capture has: it runs
         assert wrapper(torch.randn(3, 8), weight)[1].shape == (3, 2, 4)
     assert pygraph.counters()["captures"] == 2
