@@ -1,0 +1,76 @@
+"""torchtitan: the wrapper of its graph trainer, which is put in place of torchtitan's before the trainer compiles:
+
+    from torchtitan.experiments.graph_trainer import cudagraph
+    cudagraph.CUDAGraphWrapper = pygraph.integrations.torchtitan.CUDAGraphWrapper
+
+Interface: ``CUDAGraphWrapper`` of ``torchtitan/experiments/graph_trainer/cudagraph.py`` at b5bcd76c66d0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import pygraph
+from pygraph.runtime import live
+
+__all__ = ["CUDAGraphWrapper"]
+
+_VARYING = (torch.Tensor, torch.Generator, bool, int, float, complex, str, type(None))
+
+
+class CUDAGraphWrapper:
+    """Runs at the first call, is captured at the second one, and replayed from the third on. Arguments are used where
+    they are: none is copied, and ``static_input_indices`` say nothing that would matter. Results are new tensors.
+
+    Opaque arguments, such as a DeviceMesh, are those of the first call: calls with others run. Collectives are called
+    by each replay, once, as by the uncaptured run. A generator among the arguments leaves calls uncaptured.
+
+    Args:
+        runnable: a graph of forward and backward pass, run under ``no_grad``
+        example_inputs: not looked at
+        static_input_indices: not looked at
+        should_check_address: not looked at: addresses may change
+        tensor_input_indices: not looked at
+    """
+
+    options: Mapping[str, Any] = {}
+    """Those of the backend, for all wrappers."""
+
+    def __init__(
+        self,
+        runnable: Callable[..., Any],
+        example_inputs: Sequence[Any],  # noqa: ARG002
+        static_input_indices: Sequence[int] | None = None,  # noqa: ARG002
+        should_check_address: bool = False,  # noqa: ARG002
+        tensor_input_indices: Sequence[int] | None = None,  # noqa: ARG002
+    ) -> None:
+        self._runnable = runnable
+        self._opaque: dict[int, Any] | None = None
+        self._session = pygraph.Session()
+        with live.owned_by(self._session._owner):
+            self._graph = pygraph.graph(self._run, options=self.options)
+
+    def __call__(self, *args: Any) -> Any:
+        opaque = {index: arg for index, arg in enumerate(args) if not isinstance(arg, _VARYING)}
+        if self._opaque is None:
+            self._opaque = opaque
+        known = self._opaque
+        if opaque.keys() != known.keys() or any(opaque[index] is not known[index] for index in known):
+            return self._runnable(*args)
+        return self._graph(*(None if index in known else arg for index, arg in enumerate(args)))
+
+    def _run(self, *args: Any) -> Any:
+        assert self._opaque is not None
+        return self._runnable(*(self._opaque.get(index, arg) for index, arg in enumerate(args)))
+
+    def print_readable(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the graph that is wrapped."""
+        module: Any = getattr(self._runnable, "__self__", self._runnable)
+        return module.print_readable(*args, **kwargs)
+
+    def teardown(self) -> None:
+        """Free its captures. Later calls run uncaptured."""
+        self._session.close()
