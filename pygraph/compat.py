@@ -741,6 +741,18 @@ def set_dispatch_mode_flags(flags: Mapping[str, bool]) -> None:
         _set_dynamo_flag(flags[_MODE_FLAGS[-1]])
 
 
+_ForceDispatchKeyGuard = _find("torch._C._ForceDispatchKeyGuard")
+_included_keys = _find("torch._C._dispatch_tls_local_include_set")
+_excluded_keys = _find("torch._C._dispatch_tls_local_exclude_set")
+
+
+def dispatch_keys_kept() -> contextlib.AbstractContextManager[object]:
+    """Within it, the dispatch keys of this thread may change; then they are as before. torch changes them by objects
+    that change them back when they are freed, as in ``Tensor.__repr__``: which is late where something raises."""
+    guard: contextlib.AbstractContextManager[object] = _ForceDispatchKeyGuard(_included_keys(), _excluded_keys())
+    return guard
+
+
 @contextlib.contextmanager
 def compiled_code_runs() -> Iterator[None]:
     """While open, functions that Dynamo has compiled run compiled, whatever modes are active."""

@@ -21,7 +21,7 @@ from pygraph.errors import CaptureError
 from pygraph.graphs.held import PLAIN, Walk, are_same, bits_of
 from pygraph.graphs.values import Built, Describer, Left, Place
 from pygraph.graphs.watch import Step, Watch, hold_against, last_frame, metadata, origin_of_line
-from pygraph.runtime.provenance import blame
+from pygraph.runtime.provenance import blame, blamed
 from pygraph.runtime.region import Region
 from pygraph.runtime.tensors import extent
 
@@ -206,6 +206,8 @@ class Entry:
                 name = getattr(self.function, "__qualname__", type(self.function).__name__)
                 blame(name, origin_of_line(last_frame(error)))  # unless an operator is to blame
                 raise
+            if recorded and (failed := blamed()) is not None:
+                raise CaptureError("capture-failed", f"{failed} failed, and the callable went on")
             with metadata():
                 before.check()
                 outputs = self._number(*before.left(returned))

@@ -144,7 +144,9 @@ def step_of(path: str, key: object, owner: Mapping[Any, Any]) -> str:
     """The path of an entry of a dictionary: those that modules keep their members in are left out."""
     if key in ("_parameters", "_buffers", "_modules") and "training" in owner:
         return path
-    return f"{path}.{key}" if isinstance(key, str) and key.isidentifier() else f"{path}[{key!r}]"
+    if isinstance(key, str) and key.isidentifier():
+        return f"{path}.{key}"
+    return f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[…]"
 
 
 def _has_attributes(value: object) -> bool:

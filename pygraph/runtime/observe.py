@@ -10,14 +10,16 @@ A driver says how one operator is taken (``OperatorObserver.observe``), and whos
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from pygraph.compat import OpOverload, TorchDispatchMode
+from pygraph.compat import OpOverload, TorchDispatchMode, dispatch_keys_kept
 from pygraph.errors import CaptureError
 from pygraph.program.recording import (
     DRAWS_IF_CALLED,
@@ -107,7 +109,8 @@ def run_region(run: Callable[[], Any], explain: Callable[[Exception], tuple[str,
     reset_blame()
     failure: CaptureError
     try:
-        returned = run()
+        with dispatch_keys_kept(), _frames_cleared():
+            returned = run()
         if not isinstance(returned, (list, tuple)):
             raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
         return list(returned)
@@ -120,6 +123,20 @@ def run_region(run: Callable[[], Any], explain: Callable[[Exception], tuple[str,
         # means that the region cannot be captured, and nothing else.
         failure = CaptureError(*explain(error))
     raise failure  # out here, it keeps no frames with stand-ins alive
+
+
+@contextlib.contextmanager
+def _frames_cleared() -> Iterator[None]:
+    """Whatever is raised keeps nothing alive that was local to the frames that it came through."""
+    try:
+        yield
+    except BaseException as error:
+        waiting: list[BaseException | None] = [error]
+        for each in waiting:
+            if each is not None and len(waiting) < 64:
+                traceback.clear_frames(each.__traceback__)
+                waiting += (each.__cause__, each.__context__)
+        raise
 
 
 class CaptureMemory(Protocol):

@@ -73,6 +73,11 @@ def blaming(name: str, blame: Callable[[str], None] = blame) -> Iterator[None]:
         raise
 
 
+def blamed() -> str | None:
+    """The call that was blamed since ``reset_blame``, though what it raised may have been caught."""
+    return None if _trace.failure is None else _trace.failure[0]
+
+
 def ran(name: str) -> None:
     """Count a run of the body of the operator ``name``, for the capture under way."""
     _trace.ran[name] += 1

@@ -164,6 +164,37 @@ def test_host_reads_are_refused(name: str) -> None:
     assert "test_refused.py" in refusal.loc
 
 
+def test_a_print_that_is_refused_leaves_gradients_on() -> None:
+    """What ``Tensor.__repr__`` changes in the thread's state is undone late where it raises."""
+    linear = torch.nn.Linear(3, 3)
+
+    def function(x: torch.Tensor) -> None:
+        str(linear.weight)
+        linear(x).sum().backward()
+
+    graph = pygraph.graph(function, held=linear)
+    with torch.enable_grad():
+        for _ in range(4):
+            linear.zero_grad()
+            graph(torch.ones(3))
+            assert_same(linear.weight.grad, torch.ones(3, 3))
+    assert "host-read" in graph.record.refusals
+
+
+def test_a_refusal_that_the_callable_catches_is_one() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x + x.sum().item()
+        except Exception:  # noqa: BLE001
+            return x
+
+    graph = pygraph.graph(function)
+    for _ in range(4):
+        assert_same(graph(torch.zeros(3)), torch.zeros(3))
+    assert graph.record.captures == 0
+    assert graph.record.replays == 0
+
+
 def test_host_reads_of_what_is_held_are_refused() -> None:
     held = torch.ones(3)
     graph = pygraph.graph(lambda x: x * held.tolist()[0], held=held)
