@@ -40,9 +40,8 @@ _numbers = itertools.count()
 
 class StaticGraphWrapper:
     """In place of ``CUDAGraphWrapper``: arguments are used where they are, results are new tensors, no pool is kept.
-
-    A batch descriptor is captured when it first comes, while vLLM allows captures, by three calls with its dummies. All
-    others run ``runnable``: no call raises for a descriptor that is not captured.
+    While vLLM allows captures, a batch descriptor is captured by three calls with its dummies; later, never. Others run
+    ``runnable``: no call raises for a descriptor that is not captured.
 
     - In mode FULL, tensors of the attention metadata are looked up at every call. Numbers in it are those of the
       capture, as in vLLM's own wrapper: a descriptor stands for them.
@@ -63,9 +62,8 @@ class StaticGraphWrapper:
     ) -> None:
         self.runnable, self.vllm_config, self.runtime_mode = runnable, vllm_config, runtime_mode
         self.compilation_config, self.cudagraph_options = vllm_config.compilation_config, cudagraph_options
-        ranks = vllm_config.parallel_config
+        self._whole, ranks = runtime_mode.name == "FULL", vllm_config.parallel_config
         self._alone = ranks.world_size * ranks.data_parallel_size == 1
-        self._whole = runtime_mode.name == "FULL"
         piece = vars(runnable).get("graph") if hasattr(runnable, "__dict__") else None
         self._unset = unset_outputs(piece) if isinstance(piece, torch.fx.GraphModule) else ()
         self._graphs: dict[Hashable, Any] = {}
@@ -92,7 +90,7 @@ class StaticGraphWrapper:
         if context.cudagraph_runtime_mode != self.runtime_mode or not self._alone:
             return self.runnable(*args, **kwargs)
         metadata = _metadata(context, args, kwargs) if self._whole else ()
-        if context.batch_descriptor not in self._graphs and monitor.cudagraph_capturing_enabled:
+        if monitor.cudagraph_capturing_enabled:
             return self._capture(context.batch_descriptor, metadata, args, kwargs)
         graph = self._graphs.get(context.batch_descriptor)
         if graph is None:
@@ -100,24 +98,29 @@ class StaticGraphWrapper:
         return self._replaced(graph(metadata, *args, **kwargs), memory_for)
 
     def _capture(self, descriptor: Hashable, metadata: Any, args: Any, kwargs: Any) -> Any:
+        with _capturing, live.owned_by(session._owner), waiting_for_builds():
+            graph = self._graphs.get(descriptor) or self._graphs.setdefault(descriptor, self._graph(descriptor))
+            session.thaw()
+            try:
+                for _ in range(3):  # runs, is captured, is replayed
+                    replays = graph.record.replays
+                    result = graph(metadata, *args, **kwargs)
+                    if graph.record.replays > replays:
+                        break
+                else:
+                    _log.warning("%s is not captured: %s", descriptor, graph.record.reason)
+            finally:
+                session.freeze()
+        return self._replaced(result, memory_for)
+
+    def _graph(self, descriptor: Hashable) -> Any:
         def run(metadata: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - the context leads to it
             return self._replaced(self.runnable(*args, **kwargs), layout_of)
 
         run.__module__ = "vllm"  # reports search it for the name of memory that is unknown
         run.__qualname__ = f"vllm{next(_numbers)}.{getattr(descriptor, 'num_tokens', descriptor)}"
         held = self.runnable if self._whole else ()
-        with _capturing, live.owned_by(session._owner), waiting_for_builds():
-            graph = pygraph.graph(run, held=held, compare=lambda path, _: "kv_cache" not in path)
-            session.thaw()
-            try:
-                for _ in range(3):  # runs, is captured, is replayed
-                    result = graph(metadata, *args, **kwargs)
-            finally:
-                session.freeze()
-        self._graphs[descriptor] = graph
-        if not graph.record.replays:
-            _log.warning("%s is not captured: %s", descriptor, graph.record.reason)
-        return self._replaced(result, memory_for)
+        return pygraph.graph(run, held=held, compare=lambda path, _: "kv_cache" not in path)
 
     def _replaced(self, result: Any, function: Callable[..., Any]) -> Any:
         """A result, with ``function`` of the outputs that hold nothing."""

@@ -299,6 +299,27 @@ def test_a_whole_model_is_replayed_with_todays_metadata_and_caches(engine: Engin
     assert pygraph.counters()["replays"] == before + 5
 
 
+def test_caches_of_another_size_are_captured_at_start_up(
+    engine: Engine, adapter: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM captures once to measure memory, with small caches, and then with those that it serves with."""
+    model = Attention(engine)
+    wrapper, dummy = adapter.StaticGraphWrapper(model, config(), Mode.FULL), {"layer": Metadata(32, torch.arange(4))}
+    for slots in (8, 32):
+        model.kv_cache = [torch.zeros(slots, 8)]
+        with engine.step(4, Mode.FULL, attn_metadata=dummy):
+            wrapper(torch.zeros(4, 8))
+            wrapper(torch.zeros(4, 8))
+    assert pygraph.counters()["captures"] == 2
+    engine.serve()
+    before = pygraph.counters()["replays"]
+    with engine.step(4, Mode.FULL, attn_metadata=dummy):
+        wrapper(torch.ones(4, 8))
+    assert pygraph.counters()["replays"] == before + 1
+    assert torch.equal(model.kv_cache[0][:4], torch.ones(4, 8) @ model.weight)
+    assert "is not captured" not in caplog.text
+
+
 # -- the compiler ------------------------------------------------------------------------------------------------------
 
 
