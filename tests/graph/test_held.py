@@ -316,6 +316,36 @@ def test_a_graph_belongs_to_the_session_that_it_was_made_in() -> None:
         assert_same(is_replay(graph, x), x * 2)
 
 
+def test_sizes_are_prepared() -> None:
+    model = torch.nn.Linear(3, 3)
+    graph = pygraph.graph(model, held=model)
+    pygraph.prepare(graph, {(0, 0): [1, 2, 4]}, args=(torch.randn(2, 3),))
+    for size in (4, 1, 2, 4):
+        x = torch.randn(size, 3)
+        assert_same(is_replay(graph, x), model(x))
+    assert graph.record.captures == 3
+
+
+def test_every_replay_is_compared_where_that_is_asked() -> None:
+    holder = torch.nn.Module()
+    holder.total = torch.zeros(3)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        holder.total.add_(x)
+        holder.last = x * 2
+        return holder.last + holder.total
+
+    graph = pygraph.graph(function, held=holder, options={"verify": "always"})
+    total = torch.zeros(3)
+    for _ in range(8):
+        x = torch.randn(3)
+        total += x
+        assert_same(graph(x), x * 2 + total)
+        assert_same(holder.total, total)
+        assert_same(holder.last, x * 2)
+    assert graph.record.replays >= 4
+
+
 def test_release_and_reset() -> None:
     graph = pygraph.graph(lambda x: x * 2)
     x = torch.randn(3)

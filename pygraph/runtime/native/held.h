@@ -251,8 +251,8 @@ class Held {
       auto* impl = tensor.unsafeGetTensorImpl();
       auto* autograd = static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta());
       bool plain = is_strided(*impl) && !impl->key_set().has_any(DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative}));
-      bool follows = autograd != nullptr && tensor.requires_grad();
-      bool leaf = !follows || tensor.is_leaf();
+      bool follows = autograd != nullptr && (autograd->requires_grad_ || autograd->grad_fn_);
+      bool leaf = !follows || (autograd->is_view_ ? tensor.is_leaf() : !autograd->grad_fn_);
       bool gradient = autograd != nullptr && leaf && autograd->grad_.defined();
       bool inference = impl->is_inference();
       facts.push_back(static_cast<char>(follows | leaf << 1 | gradient << 2 | inference << 3 | plain << 4));
