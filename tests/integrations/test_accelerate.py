@@ -62,17 +62,18 @@ class TorchDynamoPlugin:
 
 
 @pytest.fixture(params=["standin", pytest.param("accelerate", marks=pytest.mark.clients)])
-def prepare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, Any], Any]:
+def prepare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, Any], Any]]:
     """``prepare`` of an accelerator with a plugin."""
     if request.param == "accelerate":
         accelerate = pytest.importorskip("accelerate")
+        yield lambda plugin, model: accelerate.Accelerator(cpu=True, dynamo_plugin=plugin).prepare(model)
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-        return lambda plugin, model: accelerate.Accelerator(cpu=True, dynamo_plugin=plugin).prepare(model)
+        return
     for name in ("accelerate", "accelerate.utils"):
         module = ModuleType(name)
         module.TorchDynamoPlugin = TorchDynamoPlugin  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, module)
-    return lambda plugin, model: torch.compile(model, **plugin.to_kwargs())
+    yield lambda plugin, model: torch.compile(model, **plugin.to_kwargs())
 
 
 @pytest.fixture

@@ -198,12 +198,9 @@ def test_manual_optimization_is_left_alone(lightning: Any, adapter: Any) -> None
     assert module.steps == 3
 
 
-def test_another_strategy_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, module in standin_lightning.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, NAME, raising=False)
-    callback = importlib.import_module(NAME).TrainStep()
-    fit(standin_lightning, model_of(standin_lightning), callback, strategy=standin_lightning.OtherStrategy)
+@pytest.mark.parametrize("lightning", ["standin"], indirect=True)
+def test_another_strategy_is_left_alone(lightning: Any, adapter: Any) -> None:
+    callback = adapter.TrainStep()
+    fit(lightning, model_of(lightning), callback, strategy=standin_lightning.OtherStrategy)
     assert callback.reason == "OtherStrategy is not on a single device, or wraps the module"
     assert not pygraph.counters()
-    monkeypatch.delitem(sys.modules, NAME)
