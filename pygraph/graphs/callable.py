@@ -50,6 +50,9 @@ _LOOKS = 1024
 _MOST = 64
 """Structures of what is held, and entries of each, that are known at the same time."""
 
+_TRIED = 8
+"""Structures that were met last, which a call is held against before all that is held is walked over."""
+
 
 @dataclass(repr=False)
 class GraphRecord:
@@ -160,6 +163,12 @@ class Graph(Generic[P, R]):
         look, seen = self._look, None
         if look is not None:
             seen = look.held.read(self._root, tensors, look.containers)
+        for key_of, other in list(reversed(self._looks.items()))[:_TRIED] if seen is None else ():
+            seen = other.held.read(self._root, tensors, other.containers)
+            if seen is not None:
+                self._look = look = other
+                self._looks.move_to_end(key_of)
+                break
         if look is None or seen is None:
             walked = self._walked()
             if isinstance(walked, Refusal):

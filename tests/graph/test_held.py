@@ -245,6 +245,21 @@ def test_a_large_cache_is_neither_copied_nor_compared() -> None:
     assert not any(call.args[0].numel() == 1 << 20 for call in copies.call_args_list)
 
 
+def test_adapters_that_take_turns_are_told_apart_without_a_walk() -> None:
+    model = Model()
+    graph = pygraph.graph(model, held=model)
+    for call in range(6):
+        model.adapter = model.adapters["ab"[call % 2]]
+        x = torch.randn(2, 4)
+        assert_same(graph(x), model(x))
+    with mock.patch("pygraph.graphs.callable.Walk", side_effect=AssertionError):
+        for call in range(6):
+            model.adapter = model.adapters["ab"[call % 2]]
+            x = torch.randn(2, 4)
+            assert_same(is_replay(graph, x), model(x))
+    assert graph.record.captures == 2
+
+
 def test_hooks_and_training_flags_are_part_of_the_structure() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
     graph = pygraph.graph(model, held=model)

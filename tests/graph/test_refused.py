@@ -169,7 +169,8 @@ def test_a_print_that_is_refused_leaves_gradients_on() -> None:
     linear = torch.nn.Linear(3, 3)
 
     def function(x: torch.Tensor) -> None:
-        str(linear.weight)
+        with torch.inference_mode():
+            str(linear.weight)
         linear(x).sum().backward()
 
     graph = pygraph.graph(function, held=linear)
@@ -314,16 +315,16 @@ def test_what_is_refused_for_good_costs_next_to_nothing() -> None:
 
     graph = pygraph.graph(function, held=linear)
     x = torch.ones(2)
-    for _ in range(100):
+    for _ in range(2500):  # looks become rare
         graph(x)
 
     def best(call: Callable[[Any], Any]) -> float:
         times = []
-        for _ in range(5):
+        for _ in range(50):
             began = time.perf_counter()
-            for _ in range(500):
+            for _ in range(50):
                 call(x)
-            times.append((time.perf_counter() - began) / 500)
+            times.append((time.perf_counter() - began) / 50)
         return min(times)
 
     assert best(graph) - best(function) < 10e-6
