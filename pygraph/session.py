@@ -92,7 +92,7 @@ class Session:
     def __enter__(self) -> Session:
         if self._entered is not None or self._owner.closed:
             raise RuntimeError("a session is entered once")
-        self._entered = live.owned_by(self._owner)
+        self._entered = self.owning()
         self._entered.__enter__()
         return self
 
@@ -101,9 +101,13 @@ class Session:
             self._entered.__exit__(None, None, None)
         self.close()
 
+    def owning(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block, what this thread compiles belongs to the session; leaving it closes nothing."""
+        return live.owned_by(self._owner)
+
     def prepare(self, compiled: Callable[..., Any], sizes: Any, **options: Any) -> Any:
         """As ``pygraph.prepare``; what that compiles belongs to the session."""
-        with live.owned_by(self._owner):
+        with self.owning():
             return prepare(compiled, sizes, **options)
 
     def freeze(self) -> None:

@@ -50,7 +50,7 @@ def counted(session: pygraph.Session, what: str) -> int:
 
 
 def region_in(session: pygraph.Session, driver: FakeDriver, **options: Any) -> Region:
-    with owned_by(session._owner):
+    with session.owning():
         return Region(double, driver, name="toy", options=RegionOptions(**options))
 
 

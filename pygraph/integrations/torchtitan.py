@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 import pygraph
-from pygraph.runtime import live
 
 __all__ = ["CUDAGraphWrapper"]
 
@@ -50,7 +49,7 @@ class CUDAGraphWrapper:
         self._runnable = runnable
         self._opaque: dict[int, Any] | None = None
         self._session = pygraph.Session()
-        with live.owned_by(self._session._owner):
+        with self._session.owning():
             self._graph = pygraph.graph(self._run, options=self.options)
 
     def __call__(self, *args: Any) -> Any:

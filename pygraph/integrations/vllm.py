@@ -24,7 +24,6 @@ from vllm.forward_context import get_forward_context
 import pygraph
 from pygraph.compat import tree_leaves
 from pygraph.integrations.vllm_compiler import layout_of, memory_for, unset_outputs
-from pygraph.runtime import live
 from pygraph.runtime.native_build import waiting_for_builds
 
 __all__ = ["StaticGraphWrapper", "session"]
@@ -98,7 +97,7 @@ class StaticGraphWrapper:
         return self._replaced(graph(metadata, *args, **kwargs), memory_for)
 
     def _capture(self, descriptor: Hashable, metadata: Any, args: Any, kwargs: Any) -> Any:
-        with _capturing, live.owned_by(session._owner), waiting_for_builds():
+        with _capturing, session.owning(), waiting_for_builds():
             graph = self._graphs.get(descriptor) or self._graphs.setdefault(descriptor, self._graph(descriptor))
             session.thaw()
             try:
