@@ -674,6 +674,20 @@ function_depth = _find("torch._C._len_torch_function_stack")
 function_modes = _find("torch.overrides._get_current_function_mode_stack")
 DeviceContext = _find("torch.utils._device.DeviceContext")
 saved_tensor_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks")
+_hooks_of_modules = _find("torch.nn.modules.module._has_any_global_hook")
+_hooks_of_optimizers = [_find(f"torch.optim.optimizer._global_optimizer_{name}_hooks") for name in ("pre", "post")]
+_forward_ad = _find("torch.autograd.forward_ad")
+
+
+def has_global_hooks() -> bool:
+    """True if there are hooks of all modules, or of all optimizers."""
+    return bool(_hooks_of_modules() or any(_hooks_of_optimizers))
+
+
+def forward_level() -> int:
+    """The level of forward differentiation; -1: there is none."""
+    return int(_forward_ad._current_level)
+
 
 # -- calls: dispatch modes, function transforms, kernels of operators ----------------------------------------------
 dispatch_mode_depth = _find("torch._C._len_torch_dispatch_stack")

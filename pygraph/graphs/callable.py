@@ -26,7 +26,7 @@ from pygraph.backend import driver_for
 from pygraph.errors import CaptureError, first_line
 from pygraph.frontend.location import GraphOrigin, location_of_code
 from pygraph.graphs.entry import Call, Entry, Look, current, groups_of, layouts_of, signature_of, turns
-from pygraph.graphs.held import Walk
+from pygraph.graphs.held import Walk, refill
 from pygraph.graphs.values import OddError, make, read
 from pygraph.graphs.watch import origin_of_line
 from pygraph.report.model import CALLABLE, GraphReport, RegionReport, open_report
@@ -243,6 +243,8 @@ class Graph(Generic[P, R]):
         for fact in facts[: -self._native.MODES]:
             if not fact & 16:
                 return Refusal("unsupported-tensor", "an argument, or what is held, is no plain strided tensor")
+            if fact & 32:
+                return Refusal("unsupported-tensor", "an argument, or what is held, has hooks of a backward pass")
             if gradients and fact & 3 == 1:
                 return Refusal("outer-graph", "a tensor has a history that autograd follows: detach it")
         devices = {tensor.device for tensor in tensors}
@@ -364,7 +366,7 @@ class Graph(Generic[P, R]):
             if place.kind == "grad":
                 tensors[place.where].grad = value
             elif place.kind == "items":
-                containers[place.where][:] = value
+                refill(containers[place.where], value)
             else:
                 key = make(place.key, tensors, containers, outputs)
                 if place.kind == "gone":
@@ -405,6 +407,9 @@ def _is_watched() -> bool:
         or compat.dispatch_mode_depth()
         or compat.functorch_level() is not None
         or compat.saved_tensor_hooks(True) is not None
+        or compat.has_global_hooks()
+        or compat.forward_level() >= 0
+        or torch.is_anomaly_enabled()
         or (compat.function_depth() and {type(mode) for mode in compat.function_modes()} != {compat.DeviceContext})
     )
 

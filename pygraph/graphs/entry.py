@@ -18,7 +18,7 @@ import torch
 
 from pygraph import compat
 from pygraph.errors import CaptureError
-from pygraph.graphs.held import PLAIN, Walk, are_same, bits_of
+from pygraph.graphs.held import PLAIN, Walk, are_same, bits_of, contents_of
 from pygraph.graphs.values import Built, Describer, Left, Place
 from pygraph.graphs.watch import Step, Watch, hold_against, last_frame, metadata, origin_of_line
 from pygraph.runtime.provenance import blame, blamed
@@ -301,12 +301,16 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _changes(number: int, container: Any, before: list[Any], describer: Describer) -> Iterator[Place]:
-    """How a dictionary or list differs from what it held. Objects that are not looked into do not count."""
-    if isinstance(container, list):
-        if not are_same(container, before):
+    """How a container differs from what it held. Objects that are not looked into do not count."""
+    if not isinstance(container, dict):
+        if not are_same(contents_of(container), before):
             yield Place("items", number, None, Built(list, tuple(map(describer.describe, container))))
         return
     was = dict(before)
+    if list(container) != [key for key in was if key in container] + [key for key in container if key not in was]:
+        items = tuple(describer.describe(each) for entry in container.items() for each in entry)
+        yield Place("items", number, None, Built(dict, items))
+        return
     for key, value in container.items():
         if key in was and was[key] is value:
             continue
@@ -324,7 +328,7 @@ def _bits_or_none(value: object) -> Hashable:
 
 
 def _is_tracked(value: object) -> bool:
-    return type(value) in PLAIN or isinstance(value, (torch.Tensor, dict, list, tuple, enum.Enum))
+    return type(value) in PLAIN or isinstance(value, (torch.Tensor, dict, list, tuple, set, enum.Enum))
 
 
 @dataclass(eq=False)

@@ -25,10 +25,8 @@ _SEARCHED = 4096
 """Objects that are looked at for the name of a tensor."""
 
 
-_PLAIN_NODE, _TENSOR, _AGAIN, _MAPPING, _SEQUENCE, _OBJECT, _SEEN, _SOME, _OTHER = range(9)
+_PLAIN_NODE, _TENSOR, _AGAIN, _MAPPING, _SEQUENCE, _OBJECT, _SEEN, _OTHER = range(8)
 """Kinds of nodes, as ``Held`` of the native half has them."""
-
-_OF_OPTIMIZERS = ("state", "param_groups")
 
 
 class Walk:
@@ -74,26 +72,22 @@ class Walk:
             for key, item in list(value.items()):
                 self._visit(key, f"{path}.key", named=False)
                 self._visit(item, step_of(path, key, value), named=named)
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, (list, tuple, set, frozenset)):
             number = self._hold(value)
-            if isinstance(value, list):
+            if isinstance(value, (list, set)):
                 self._met[id(value)] = number
             self._add(_SEQUENCE, kind, len(value))
             for index, item in enumerate(value):
                 self._visit(item, f"{path}[{index}]", named=named)
-        elif isinstance(value, torch.optim.Optimizer):
-            self._met[id(value)] = self._hold(value)
-            self._add(_OBJECT, kind)
-            self._hold(vars(value))
-            self._add(_SOME, _OF_OPTIMIZERS)
-            for name in _OF_OPTIMIZERS:
-                self._visit(vars(value)[name], f"{path}.{name}", named=False)
-        elif isinstance(value, torch.nn.Module) or (named and _has_attributes(value)):
+        elif isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or (named and _is_open(value)):
             self._met[id(value)] = self._hold(value)
             self._add(_OBJECT, kind)
             self._visit(vars(value), path, named=False)
         else:
-            self._add(_OTHER, kind)
+            if named and not _is_whole(value):
+                said = f"{path} is a {kind.__name__}, which has more than attributes: name what it holds"
+                self.refusal = Refusal("unsupported-held", said)
+            self._add(_OTHER, value, key=id(value))
 
     def _hold(self, value: Any) -> int:
         self.containers.append(value)
@@ -111,7 +105,7 @@ class Walk:
         self._add(_TENSOR, type(tensor))
 
     def contents(self) -> list[Any]:
-        """What each dictionary and list holds now."""
+        """What each dictionary, list and set holds now."""
         return [contents_of(container) for container in self.containers]
 
     def restore(self, contents: Sequence[Any]) -> None:
@@ -119,14 +113,19 @@ class Walk:
         for container, before in zip(self.containers, contents, strict=True):
             if before is None or are_same(contents_of(container), before):
                 continue
-            container.clear()
-            container.update(before) if isinstance(container, dict) else container.extend(before)
+            refill(container, before)
+
+
+def refill(container: Any, items: Any) -> None:
+    """Have a dictionary, list or set hold ``items`` instead."""
+    container.clear()
+    container.extend(items) if isinstance(container, list) else container.update(items)
 
 
 def contents_of(container: Any) -> Any:
     if isinstance(container, dict):
         return list(container.items())
-    return list(container) if isinstance(container, list) else None
+    return list(container) if isinstance(container, (list, set)) else None
 
 
 def are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
@@ -149,12 +148,37 @@ def step_of(path: str, key: object, owner: Mapping[Any, Any]) -> str:
     return f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[…]"
 
 
-def _has_attributes(value: object) -> bool:
-    plain = not isinstance(value, (type, types.FunctionType, types.MethodType, types.ModuleType))
+_FUNCTIONS = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    functools.partial,
+)
+
+
+def _is_open(value: object) -> bool:
+    """True if all that an object has are its attributes."""
+    others = set(type(value).__mro__) - {object, types.SimpleNamespace}
+    native = any(isinstance(vars(base).get("__new__"), types.BuiltinFunctionType) for base in others)
+    plain = not (native or _has_slots(value) or isinstance(value, _FUNCTIONS))
     return plain and isinstance(getattr(value, "__dict__", None), dict)
 
 
+def _is_whole(value: object) -> bool:
+    """True if an object that is not looked into is told by its identity."""
+    return isinstance(value, _FUNCTIONS) or (type(value).__hash__ is not None and not _has_slots(value))
+
+
+def _has_slots(value: object) -> bool:
+    return any(vars(base).get("__slots__") for base in type(value).__mro__)
+
+
 def bits_of(value: object) -> Hashable:
+    """What is equal for a plain value of the same type and the same bits, or for the same enumeration's same value."""
+    if isinstance(value, enum.Enum):
+        return (type(value), id(value))
     if type(value) is complex:
         return ("complex", struct.pack("<2d", value.real, value.imag))
     return bits(value)

@@ -4,6 +4,7 @@ replay makes new values from."""
 from __future__ import annotations
 
 import enum
+import types
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -38,9 +39,9 @@ def read(value: Any, tensors: list[torch.Tensor], key: list[Hashable]) -> None:
             read(name, tensors, key)
             read(item, tensors, key)
     elif isinstance(value, enum.Enum):
-        key.append(value)
+        key.append(bits_of(value))
     elif (children := children_of(value)) is not None:
-        key.append((kind, len(children[0]), _hashable(children[1])))
+        key.append((kind, len(children[0]), exact(children[1])))
         for item in children[0]:
             read(item, tensors, key)
     else:
@@ -58,12 +59,21 @@ def children_of(value: Any) -> tuple[list[Any], Any] | None:
     return list(children), context
 
 
-def _hashable(context: Any) -> Hashable:
-    try:
-        hash(context)
-    except TypeError:
-        return repr(context)
-    return cast("Hashable", context)
+_BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType)
+
+
+def exact(context: Any) -> Hashable:
+    """What is equal for contexts of pytrees of the same types and bits. Raises OddError."""
+    kind = type(context)
+    if kind in PLAIN or isinstance(context, enum.Enum):
+        return bits_of(context)
+    if kind in (tuple, list):
+        return (kind, *map(exact, context))
+    if kind in (dict, OrderedDict):
+        return (kind, *map(exact, context.items()))
+    if isinstance(context, _BY_IDENTITY):
+        return cast("Hashable", context)
+    raise OddError(f"node of a pytree with a {kind.__name__} in its context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +111,14 @@ class Built:
 
     kind: type
     items: tuple[Any, ...]
-    context: Any = None
+    context: Any = field(default=None, compare=False)
+    exact: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """What a callable leaves: the gradient of a tensor, an entry of a dictionary, one that has gone, or all items of a
-    list. ``where`` is the number of the tensor, or of the container."""
+    container. ``where`` is the number of the tensor, or of the container."""
 
     kind: str
     where: int
@@ -126,7 +137,11 @@ class Left:
 
     @property
     def in_containers(self) -> bool:
-        return any(place.kind != "grad" for place in self.places)
+        return any(place.kind != "grad" for place in self.places) or _is_known(self.result)
+
+
+def _is_known(made: Any) -> bool:
+    return type(made) is Known or (type(made) is Built and any(map(_is_known, made.items)))
 
 
 class Describer:
@@ -134,7 +149,9 @@ class Describer:
 
     def __init__(self, given: Sequence[torch.Tensor], containers: Sequence[Any]) -> None:
         self._given = {id(tensor): number for number, tensor in reversed(list(enumerate(given)))}
-        self._known = {id(each): number for number, each in enumerate(containers) if isinstance(each, (dict, list))}
+        self._known = {
+            id(each): number for number, each in enumerate(containers) if isinstance(each, (dict, list, set))
+        }
         self.made: list[torch.Tensor] = []
 
     def describe(self, value: Any) -> Any:
@@ -146,14 +163,18 @@ class Describer:
             return self._tensor(value)
         if id(value) in self._known:
             return Known(self._known[id(value)])
-        if kind in (list, tuple):
+        if kind in (list, tuple, set, frozenset):
             return Built(kind, tuple(map(self.describe, value)))
         if kind in (dict, OrderedDict):
             return Built(kind, tuple(self.describe(each) for entry in value.items() for each in entry))
         children = children_of(value)
         if children is None:
             raise CaptureError("unsupported-result", f"the callable makes an object of type {kind.__name__}")
-        return Built(kind, tuple(map(self.describe, children[0])), children[1])
+        try:
+            told = exact(children[1])
+        except OddError as odd:
+            raise CaptureError("unsupported-result", f"the callable makes a {odd}") from None
+        return Built(kind, tuple(map(self.describe, children[0])), children[1], told)
 
     def _tensor(self, tensor: torch.Tensor) -> Given | Made:
         if id(tensor) in self._given:
@@ -203,7 +224,7 @@ def make(made: Any, given: Sequence[torch.Tensor], containers: Sequence[Any], ou
     items = [make(each, given, containers, outputs) for each in made.items]
     if made.kind in (dict, OrderedDict):
         return made.kind(zip(items[::2], items[1::2], strict=True))
-    if made.kind in (list, tuple):
+    if made.kind in (list, tuple, set, frozenset):
         return made.kind(items)
     node = compat.pytree_nodes.get(made.kind)
     return made.kind(*items) if node is None else node.unflatten_fn(items, made.context)

@@ -140,7 +140,7 @@ _GROUPS = {
         Lasting.SIZES, "a replay raised while it was compared", "see the error: a kernel may need what no replay has"
     ),
     "argument-type unsupported-argument unsupported-copy unsupported-fill unsupported-node unsupported-operator"
-    " unsupported-output unsupported-region unsupported-tensor unknown-kernel unknown-parameters"
+    " unsupported-output unsupported-region unsupported-tensor unsupported-held unknown-kernel unknown-parameters"
     " too-many-parameters unordered-nodes": Reason(
         Lasting.SIZES,
         "arguments, kernels or nodes are of a kind that the driver does not know",

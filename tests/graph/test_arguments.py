@@ -8,6 +8,7 @@ import enum
 import threading
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -376,3 +377,54 @@ def test_two_arguments_that_share_memory() -> None:
         assert_same(graph(x, torch.ones(2)), torch.full((2,), 2.0))
     assert graph.record.captures == 2
     assert graph.record.replays == 4
+
+
+class Node:
+    def __init__(self, tensor: torch.Tensor, context: Any) -> None:
+        self.tensor, self.context = tensor, context
+
+
+torch.utils._pytree.register_pytree_node(
+    Node, lambda node: ([node.tensor], node.context), lambda children, context: Node(next(iter(children)), context)
+)
+
+
+@pytest.mark.parametrize(("left", "right"), [(0.0, -0.0), (True, 1.0), (1, 1.0), ([0.0], [-0.0])])
+def test_contexts_of_pytrees_count_by_bits(left: Any, right: Any) -> None:
+    graph = pygraph.graph(lambda node: node.tensor + 1 if repr(node.context) == repr(left) else node.tensor + 2)
+    x = torch.ones(3)
+    replayed(graph, Node(x, left), calls=3)
+    assert_same(graph(Node(x, right)), x + 2)
+    assert_same(is_replay(graph, Node(x, left)), x + 1)
+
+
+def test_a_context_of_another_kind_is_refused() -> None:
+    graph = pygraph.graph(lambda node: node.tensor * float(node.context.sum()))
+    for count in range(4):
+        assert_same(graph(Node(torch.ones(3), np.full(3, count))), torch.full((3,), 3.0 * count))
+    assert graph.record.refusals["argument-type"].detail.endswith("with a ndarray in its context")
+
+
+def test_enumerations_of_two_types_are_two_arguments() -> None:
+    one, other = enum.IntEnum("One", {"A": 1}), enum.IntEnum("Other", {"A": 1})
+    graph = pygraph.graph(lambda x, kind: x + 1 if isinstance(kind, one) else x + 2)
+    x = torch.ones(3)
+    replayed(graph, x, one.A, calls=3)
+    assert_same(graph(x, other.A), x + 2)
+    assert_same(is_replay(graph, x, one.A), x + 1)
+
+
+def test_backends_of_attention_are_part_of_the_key() -> None:
+    graph = pygraph.graph(lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q))
+    q = torch.randn(2, 4, 33, 16)
+    replayed(graph, q, calls=3)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert_same(graph(q), torch.nn.functional.scaled_dot_product_attention(q, q, q))
+
+
+def test_forward_differentiation_runs_the_callable() -> None:
+    graph = pygraph.graph(lambda x: x.sin())
+    replayed(graph, torch.ones(3), calls=3)
+    with torch.autograd.forward_ad.dual_level(), torch.enable_grad():
+        dual = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        assert torch.autograd.forward_ad.unpack_dual(graph(dual)).tangent is not None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import gc
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -313,6 +319,110 @@ def test_a_graph_that_is_dropped_frees_its_captures() -> None:
     del graph, model
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
+
+
+class One(enum.IntEnum):
+    A = 1
+
+
+class Other(enum.IntEnum):
+    A = 1
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.held, (set, frozenset, range)):
+            return x * len(self.held)
+        if isinstance(self.held, enum.Enum):
+            return x * (2 if isinstance(self.held, One) else 3)
+        return self.held(x) if callable(self.held) else x * float(self.held)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (torch.sin, torch.cos),
+        (torch.relu, torch.nn.functional.silu),
+        (functools.partial(torch.add, other=1), functools.partial(torch.add, other=2)),
+        (lambda x: x + 1, lambda x: x + 2),
+        ({1}, {1, 2}),
+        (frozenset({1}), frozenset({1, 2})),
+        (range(2), range(3)),
+        (np.float64(2.0), np.float64(3.0)),
+        (Fraction(1, 2), Fraction(1, 3)),
+        (One.A, Other.A),
+    ],
+)
+def test_other_objects_count_by_identity(before: Any, after: Any) -> None:
+    model, x = Holder(before), torch.ones(3)
+    graph = pygraph.graph(model, held=model)
+    replayed(graph, x, calls=3)
+    assert_same(is_replay(graph, x), model(x))
+    model.held = after
+    for _ in range(4):
+        assert_same(graph(x), model(x))
+    assert graph.record.captures == 2
+
+
+def test_sets_count_by_their_items() -> None:
+    model, x = Holder({1}), torch.ones(3)
+    graph = pygraph.graph(model, held=model)
+    replayed(graph, x, calls=3)
+    model.held.add(2)
+    for _ in range(4):
+        assert_same(graph(x), model(x))
+    assert_same(is_replay(graph, x), model(x))
+
+
+def test_the_order_of_an_ordered_dictionary_counts() -> None:
+    held = OrderedDict(a=torch.ones(3), b=torch.full((3,), 2.0))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        first, second = held.values()
+        return x * first - second
+
+    graph = pygraph.graph(function, held=held)
+    x = torch.ones(3)
+    replayed(graph, x, calls=3)
+    held.move_to_end("a")
+    for _ in range(4):
+        assert_same(graph(x), function(x))
+    assert_same(is_replay(graph, x), function(x))
+
+
+@dataclass(slots=True)
+class Slots:
+    scale: float
+
+
+@pytest.mark.parametrize("held", [Slots(2.0), deque([2.0]), np.ones(1)])
+def test_what_has_more_than_attributes_is_refused(held: Any) -> None:
+    graph = pygraph.graph(lambda x: x * 2, held=[held])
+    for _ in range(4):
+        graph(torch.ones(3))
+    assert graph.record.captures == 0
+    assert graph.record.refusals["unsupported-held"].detail.startswith("held[0] is a ")
+
+
+@pytest.mark.parametrize("prepend", [False, True])
+def test_hooks_of_all_modules_and_prepended_ones(prepend: bool) -> None:
+    model, x = torch.nn.Linear(3, 3), torch.ones(3)
+    model.register_forward_hook(lambda module, args, result: result * 2)
+    hook = model.register_forward_hook(lambda module, args, result: result + 1, prepend=prepend)
+    graph = pygraph.graph(model, held=model)
+    replayed(graph, x, calls=3)
+    assert_same(is_replay(graph, x), model(x))
+    model._forward_hooks.move_to_end(hook.id, last=prepend)
+    assert_same(graph(x), model(x))
+    everywhere = torch.nn.modules.module.register_module_forward_hook(lambda module, args, result: result * 3)
+    try:
+        assert_same(graph(x), model(x))
+    finally:
+        everywhere.remove()
 
 
 def test_a_graph_belongs_to_the_session_that_it_was_made_in() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pygraph
 from pygraph.runtime.critical import capturing
@@ -279,3 +281,81 @@ def test_autograd_sees_that_a_replay_wrote() -> None:
         is_replay(graph, x)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
+
+
+def _steps(hook: Callable[[nn.Linear, torch.optim.Optimizer], Any], *, use_graph: bool) -> list[torch.Tensor]:
+    """State behind some steps, of which the last two come after ``hook``."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        optimizer.step()
+
+    run: Any = pygraph.graph(step, held=[net, optimizer]) if use_graph else step
+    for _ in range(4):
+        run(torch.ones(4))
+    assert not use_graph or run.record.replays
+    kept = hook(net, optimizer)
+    for _ in range(2):
+        run(torch.ones(4))
+    if hasattr(kept, "remove"):
+        kept.remove()
+    return state_of(net, optimizer)
+
+
+def _of_a_node(net: nn.Linear, optimizer: torch.optim.Optimizer) -> Any:
+    node = net.weight.view_as(net.weight).grad_fn.next_functions[0][0]
+    node.register_prehook(lambda gradients: (gradients[0] * 3,))
+    return node
+
+
+def _step_twice(net: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+    step = optimizer.step
+    optimizer.step = lambda *args: (step(), step())[1]  # type: ignore[method-assign]
+
+
+def _triple(net: nn.Linear) -> None:
+    net.weight.grad.mul_(3)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda net, optimizer: net.weight.register_hook(lambda gradient: gradient * 3),
+        lambda net, optimizer: net.weight.register_post_accumulate_grad_hook(lambda _: _triple(net)),
+        lambda net, optimizer: optimizer.register_step_pre_hook(lambda *_: _triple(net)),
+        lambda net, optimizer: register_optimizer_step_pre_hook(lambda *_: _triple(net)),
+        _of_a_node,
+        _step_twice,
+    ],
+    ids=["tensor", "accumulated", "optimizer", "every optimizer", "node", "step replaced"],
+)
+def test_hooks_that_come_later_are_called(hook: Callable[..., Any]) -> None:
+    assert_same(_steps(hook, use_graph=True), _steps(hook, use_graph=False))
+
+
+@pytest.mark.parametrize("kind", [list, set, dict, OrderedDict])
+def test_a_held_container_is_returned(kind: Any) -> None:
+    held = kind({"a": 1}) if kind in (dict, OrderedDict) else kind([1])
+    graph = pygraph.graph(lambda x: (held, x + 1), held=held)
+    for _ in range(5):
+        assert graph(torch.ones(3))[0] is held
+    assert graph.record.replays
+
+
+def test_the_order_of_a_dictionary_is_left() -> None:
+    held = {"a": torch.ones(3), "b": torch.full((3,), 2.0)}
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        held["a"] = held.pop("a")
+        return held["a"] + x
+
+    graph = pygraph.graph(function, held=held)
+    for _ in range(5):
+        held["b"] = held.pop("b")
+        graph(torch.ones(3))
+        assert list(held) == ["b", "a"]
+    assert graph.record.replays

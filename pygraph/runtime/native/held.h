@@ -1,5 +1,5 @@
 // What a graph holds, read anew at each call: a tree of containers that a walk has described (graphs/held.py), the tensors in
-// it, and which of these share memory. Nothing of the user's is kept alive but the plain values that were described.
+// it, and which of these share memory. Of the user's, plain values and objects that are not looked into are kept alive.
 #pragma once
 
 #include "tensors.h"
@@ -8,6 +8,8 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -23,6 +25,8 @@ namespace py = pybind11;
 
 class Held {
  public:
+  static constexpr int MODES = 5 + 14 + at::num_sdp_backends; // as `add_modes` adds
+
   // Of each node, in the order of a walk from the root down: its kind, a value, and a number (see `accepts`).
   explicit Held(const py::iterable& described) {
     for (auto each : described) {
@@ -66,7 +70,7 @@ class Held {
   }
 
  private:
-  enum Kind { PLAIN, TENSOR, AGAIN, MAPPING, SEQUENCE, OBJECT, SEEN, SOME, OTHER };
+  enum Kind { PLAIN, TENSOR, AGAIN, MAPPING, SEQUENCE, OBJECT, SEEN, OTHER };
 
   struct Node {
     Kind kind;
@@ -153,9 +157,9 @@ class Held {
     const auto& node = nodes_[now.node];
     auto* value = node.value.ptr();
     auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
-    bool known = node.kind == PLAIN ? object == value
-        : node.kind == OTHER        ? type == value
-                                    : node.kind == MAPPING && node.number == 0 && type == value && PyDict_GET_SIZE(object) == 0;
+    bool known = node.kind == PLAIN || node.kind == OTHER
+        ? object == value
+        : node.kind == MAPPING && node.number == 0 && type == value && PyDict_GET_SIZE(object) == 0;
     if (!known) return false;
     ++now.node;
     if (node.kind == MAPPING) now.meet(object);
@@ -198,6 +202,13 @@ class Held {
         mapping.version = 0;
         mapping.below.clear();
         PyObject *key = nullptr, *item = nullptr;
+        if (PyODict_Check(object) && node.number > 1) { // its order may change with nothing else
+          for (auto each : py::handle(object)) {
+            item = PyDict_GetItemWithError(object, each.ptr());
+            if (item == nullptr || !accepts(each.ptr(), now) || !accepts(item, now)) return false;
+          }
+          return true;
+        }
         for (Py_ssize_t position = 0; PyDict_Next(object, &position, &key, &item);) {
           for (auto* each : {key, item}) {
             auto at = now.node;
@@ -212,10 +223,18 @@ class Held {
         mapping.end = now.node;
         return true;
       }
-      case SEQUENCE: { // a list's or tuple's type and length
-        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value || PySequence_Fast_GET_SIZE(object) != node.number) {
-          return false;
+      case SEQUENCE: { // a list's, tuple's or set's type and length
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value) return false;
+        if (PyAnySet_Check(object)) {
+          if (PySet_GET_SIZE(object) != node.number) return false;
+          now.meet(object);
+          if (node.number == 0) return true; // as most are
+          for (auto each : py::handle(object)) {
+            if (!accepts(each.ptr(), now)) return false;
+          }
+          return true;
         }
+        if (PySequence_Fast_GET_SIZE(object) != node.number) return false;
         now.meet(object);
         for (Py_ssize_t i = 0; i < node.number; ++i) {
           if (!accepts(PySequence_Fast_GET_ITEM(object, i), now)) return false;
@@ -229,16 +248,8 @@ class Held {
         if (!attributes) throw py::error_already_set();
         return accepts(attributes.ptr(), now);
       }
-      case SOME: { // a mapping of which these keys count
-        now.meet(object);
-        for (auto key : node.value) {
-          auto* item = PyDict_GetItemWithError(object, key.ptr());
-          if (item == nullptr || !accepts(item, now)) return false;
-        }
-        return true;
-      }
-      case OTHER: // the type of something that is not looked into
-        return reinterpret_cast<PyObject*>(Py_TYPE(object)) == value;
+      case OTHER: // an object that is not looked into
+        return object == value;
     }
     return false;
   }
@@ -255,9 +266,18 @@ class Held {
       bool leaf = !follows || (autograd->is_view_ ? tensor.is_leaf() : !autograd->grad_fn_);
       bool gradient = autograd != nullptr && leaf && autograd->grad_.defined();
       bool inference = impl->is_inference();
-      facts.push_back(static_cast<char>(follows | leaf << 1 | gradient << 2 | inference << 3 | plain << 4));
+      bool hooked = autograd != nullptr && has_hooks(reinterpret_cast<THPVariable*>(now.objects[i].ptr()), *autograd);
+      facts.push_back(static_cast<char>(follows | leaf << 1 | gradient << 2 | inference << 3 | plain << 4 | hooked << 5));
       if (gradient) now.objects.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(autograd->grad_)));
     }
+  }
+
+  // Whether a backward pass calls something of the user's for this tensor.
+  static bool has_hooks(const THPVariable* tensor, torch::autograd::AutogradMeta& autograd) {
+    auto any = [](PyObject* hooks) { return hooks != nullptr && PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) != 0; };
+    if (any(tensor->backward_hooks) || any(tensor->post_accumulate_grad_hooks) || autograd.cpp_hooks_list_) return true;
+    auto node = autograd.grad_accumulator_.lock();
+    return node && !(node->pre_hooks().empty() && node->post_hooks().empty());
   }
 
   // What decides, besides tensors, what operators do.
@@ -269,7 +289,17 @@ class Held {
       facts.push_back(casts ? static_cast<char>(at::autocast::get_autocast_dtype(device)) : -1);
     }
     facts.push_back(static_cast<char>(at::get_default_dtype_as_scalartype()));
-    facts.push_back(at::globalContext().deterministicAlgorithms());
+    auto& context = at::globalContext();
+    for (bool flag : {context.deterministicAlgorithms(), context.userEnabledFlashSDP(), context.userEnabledMemEfficientSDP(),
+                      context.userEnabledMathSDP(), context.userEnabledCuDNNSDP(), context.userEnabledOverrideableSDP(),
+                      context.allowFP16BF16ReductionMathSDP(), context.userEnabledCuDNN(), context.deterministicCuDNN(),
+                      context.benchmarkCuDNN(), context.userEnabledMkldnn()}) {
+      facts.push_back(flag);
+    }
+    facts.push_back(static_cast<char>(context.allowFP16ReductionCuBLAS()));
+    facts.push_back(static_cast<char>(context.allowBF16ReductionCuBLAS()));
+    facts.push_back(context.allowFP16AccumulationCuBLAS());
+    for (auto backend : context.sDPPriorityOrder()) facts.push_back(static_cast<char>(backend));
   }
 
   static bool is_strided(const c10::TensorImpl& tensor) {
@@ -405,7 +435,7 @@ inline void bind_held(py::module_& m) {
   py::class_<Held>(m, "Held", py::module_local())
       .def(py::init<const py::iterable&>())
       .def("read", &Held::read)
-      .def_property_readonly_static("MODES", [](const py::object&) { return 6; });
+      .def_property_readonly_static("MODES", [](const py::object&) { return Held::MODES; });
 }
 
 } // namespace pygraph
