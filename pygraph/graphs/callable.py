@@ -105,6 +105,7 @@ class Graph(Generic[P, R]):
         self.function = function
         self.record = GraphRecord(getattr(function, "__qualname__", type(function).__name__))
         self._root, self._key, self._compare, self._eager = (held,), key, compare, tuple(eager)
+        self._options = options
         self._settings, self._owner = Settings.make(options), live.owner()
         self._looks: OrderedDict[Hashable, Look] = OrderedDict()
         self._look: Look | None = None
@@ -114,6 +115,10 @@ class Graph(Generic[P, R]):
         self._native: Any = None
         if self._settings.disable:
             self.record.reason, self._call = "the option disable is set", self._run  # type: ignore[method-assign]
+
+    def __reduce__(self) -> Any:
+        """A copy is a graph of its own, of the copied callable and of what is held then."""
+        return _copied, (type(self), self.function, self._root[0], self._key, self._compare, self._eager, self._options)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: bound to ``instance``, which is an argument then."""
@@ -398,6 +403,10 @@ class Graph(Generic[P, R]):
         if self._patience <= 0:
             self._skips = min(2 * self._skips or _PATIENCE, _LOOKS if region is not None else _PATIENCE)
             self._skip, self._patience, self._waits_for = self._skips, 4, region
+
+
+def _copied(kind: Any, function: Any, held: Any, key: Any, compare: Any, eager: Any, options: Any) -> Any:
+    return kind(function, held=held, key=key, compare=compare, eager=eager, options=options)
 
 
 def _is_watched() -> bool:

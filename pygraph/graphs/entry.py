@@ -200,6 +200,7 @@ class Entry:
             steps.enter_context(torch.autograd.set_multithreading_enabled(False))
             watch = steps.enter_context(Watch(self.function, self.device, shown.values())) if recorded else None
             steps.enter_context(compat.compiled_code_runs())
+            random = torch.default_generator.get_state() if recorded else None
             try:
                 returned = self.function(*call.args, **call.kwargs)
             except Exception as error:
@@ -210,6 +211,8 @@ class Entry:
                 raise CaptureError("capture-failed", f"{failed} failed, and the callable went on")
             with metadata():
                 before.check()
+                if random is not None and not torch.equal(random, torch.default_generator.get_state()):
+                    raise CaptureError("host-random", "the callable seeds torch's generator, or sets its state")
                 outputs = self._number(*before.left(returned))
             if watch is not None:
                 watch.log.append((f"leaves({outputs[0]})", watch.memory(outputs[1:]), None))

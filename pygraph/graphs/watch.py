@@ -95,6 +95,8 @@ class Watch(compat.TorchDispatchMode):
             with compat.without_dispatch_modes():
                 return func(*args, **given)
         if func is torch.ops.aten.lift_fresh.default and args[0].device.type == "cpu":
+            if not args[0].untyped_storage().resizable():  # the memory is NumPy's, or of another such owner
+                raise CaptureError("unknown-memory", "a tensor over memory of another library's")
             return self._constant(args[0])
         if func is torch.ops.aten.detach_.default:  # of torch.tensor: below autograd, there is nothing to do
             return args[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
 import gc
@@ -423,6 +424,26 @@ def test_hooks_of_all_modules_and_prepended_ones(prepend: bool) -> None:
         assert_same(graph(x), model(x))
     finally:
         everywhere.remove()
+
+
+class Stepping(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.step = pygraph.graph(self.run, held=self.linear)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def test_a_copy_of_a_model_has_a_graph_of_its_own() -> None:
+    model, x = Stepping(), torch.ones(3)
+    replayed(model.step, x, calls=3)
+    twin = copy.deepcopy(model)
+    twin.linear.weight.add_(1)
+    replayed(twin.step, x, calls=3)
+    for each in (model, twin):
+        assert_same(is_replay(each.step, x), each.linear(x))
 
 
 def test_a_graph_belongs_to_the_session_that_it_was_made_in() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -290,6 +291,28 @@ def test_tensors_that_change_places_before_the_third_call_are_refused(function: 
         assert [t.stride() for t in leaves(result)] == [t.stride() for t in leaves(expected)]
     assert graph.record.replays == 0
     assert "unstable-launches" in graph.record.refusals or "unstable-number" in graph.record.refusals
+
+
+def test_memory_of_numpy_is_refused() -> None:
+    array = np.ones(3, dtype=np.float32)
+    graph = pygraph.graph(lambda x: x * torch.from_numpy(array))
+    for call in range(5):
+        array[:] = call
+        assert_same(graph(torch.ones(3)), torch.full((3,), float(call)))
+    assert graph.record.refusals["unknown-memory"].detail == "a tensor over memory of another library's"
+
+
+def test_a_callable_that_seeds_the_generator_is_refused() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return torch.nn.functional.dropout(x, 0.5)
+
+    graph = pygraph.graph(function)
+    x = torch.ones(64)
+    for _ in range(5):
+        assert_same(graph(x), function(x))
+        torch.rand(3)
+    assert "host-random" in graph.record.refusals
 
 
 def test_strict_raises() -> None:
