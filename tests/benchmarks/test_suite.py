@@ -99,3 +99,22 @@ def test_compiled_programs_equal_eager(name: str, side: str) -> None:
                 assert apart(a, by_inductor[call][place]) <= 1e-3, f"tensor {place} of call {call}"
     assert [report.error for report in pygraph.reports() if report.error] == []
     assert (pygraph.counters().get("replays", 0) > 0) == (name not in NOT_WORTH_A_GRAPH)
+
+
+_EXACT = ["gcn-fixed", "decode-kv", "mlp-training", "gpt2-small-sgd-4"]
+_CALLABLES = [name for name, each in WORKLOADS.items() if each.whole_step and "adamw" not in name]
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    "name", [*_EXACT, *(pytest.param(name, marks=pytest.mark.sweep) for name in _CALLABLES if name not in _EXACT)]
+)
+def test_callables_that_are_captured_as_they_run_equal_eager(name: str) -> None:
+    torch.manual_seed(0)
+    expected = results(name, 6)
+    torch.manual_seed(0)
+    actual = results(name, 6, "graph")
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    if name in _EXACT:
+        assert pygraph.counters()["replays"] >= 3

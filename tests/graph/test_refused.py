@@ -206,6 +206,22 @@ def test_host_reads_of_what_is_held_are_refused() -> None:
     assert list(graph.record.refusals) == ["host-read"]
 
 
+def test_the_recurrent_layers_of_the_cpu_are_refused_when_they_train() -> None:
+    """Their backward reads a workspace that the library has filled, and crashes on zeros."""
+    lstm = torch.nn.LSTM(4, 4)
+
+    def function(x: torch.Tensor) -> None:
+        lstm(x)[0].sum().backward()
+
+    graph = pygraph.graph(function, held=lstm)
+    with torch.enable_grad():
+        for _ in range(4):
+            lstm.zero_grad()
+            graph(torch.randn(5, 2, 4))
+    assert graph.record.replays == 0
+    assert lstm.weight_ih_l0.grad is not None
+
+
 def test_a_generator_of_the_callers_is_refused() -> None:
     generator = torch.Generator()
     graph = pygraph.graph(lambda x: x + torch.rand(3, generator=generator))
