@@ -695,6 +695,7 @@ dynamo_guards = _find("torch._C._dynamo.guards")
 functorch_level = _find("torch._C._functorch.peek_interpreter_stack")
 has_kernel = _find("torch._C._dispatch_has_kernel_for_dispatch_key")
 python_kernels = _find("torch.library._impls")
+is_tracing = _find("torch._C._is_tracing")
 pop_dispatch_mode = _find("torch._C._pop_torch_dispatch_stack")
 without_dispatch_modes = _find("torch.utils._python_dispatch._disable_current_modes")
 for _name in ("_empty_strided_cpu", "_empty_strided_cpu_pinned", "_reinterpret_tensor"):

@@ -42,7 +42,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PATIENCE = 16
-"""Calls in a row that find nothing captured before as many run the callable without a look."""
+"""Calls in a row that find nothing captured before as many, and later four times as many, run the callable without a
+look."""
 
 _LOOKS = 1024
 """Most of these, twice as many each time, where nothing is captured for good."""
@@ -57,7 +58,7 @@ _TRIED = 8
 @dataclass(repr=False)
 class GraphRecord:
     """What became of a graph's calls. ``reason`` says why its last call was no replay, ``refusals`` what was in the way
-    of some call, one of each kind; ``regions`` are those of its entries."""
+    of some call, one of each kind; ``regions`` are those of its entries. ``freed``: captures of others."""
 
     name: str
     replays: int = 0
@@ -65,6 +66,7 @@ class GraphRecord:
     reason: str | None = None
     refusals: dict[str, Refusal] = field(default_factory=dict)
     regions: list[RegionRecord] = field(default_factory=list)
+    freed: int = 0
 
     @property
     def state(self) -> State:
@@ -75,8 +77,8 @@ class GraphRecord:
 
     @property
     def captures(self) -> int:
-        """Of all regions."""
-        return sum(record.captures for record in self.regions)
+        """Of all regions that were."""
+        return self.freed + sum(record.captures for record in self.regions)
 
     def __repr__(self) -> str:
         counts = f"captures: {self.captures}, replays: {self.replays}, uncaptured calls: {self.uncaptured}"
@@ -88,7 +90,7 @@ class Graph(Generic[P, R]):
     """A callable that is captured as it runs (see ``graph``). ``record`` tells what became of its calls.
 
     Calls under a dispatch mode, a function transform or hooks of saved tensors, in a capture of another graph, and
-    while Dynamo traces, run ``function``.
+    while Dynamo or ``torch.jit`` traces, run ``function``. A copy is a graph of the copied callable, with no captures.
     """
 
     def __init__(
@@ -105,8 +107,8 @@ class Graph(Generic[P, R]):
         self.function = function
         self.record = GraphRecord(getattr(function, "__qualname__", type(function).__name__))
         self._root, self._key, self._compare, self._eager = (held,), key, compare, tuple(eager)
-        self._options = options
-        self._settings, self._owner = Settings.make(options), live.owner()
+        self._options, self._settings, self._owner = options, Settings.make(options), live.owner()
+        self._made = 0
         self._looks: OrderedDict[Hashable, Look] = OrderedDict()
         self._look: Look | None = None
         self._report: GraphReport | None = None
@@ -129,9 +131,9 @@ class Graph(Generic[P, R]):
         cannot be captured."""
         if torch.compiler.is_compiling():
             return self.function(*args, **kwargs)
-        turns.enter()
+        may_replay = turns.enter((self._root[0], args, kwargs))
         try:
-            if (self._skip and self._still_skips()) or _is_watched():
+            if not may_replay or (self._skip and self._still_skips()) or _is_watched():
                 return self._run(args, kwargs)
             return cast("R", self._call(args, kwargs))
         finally:
@@ -159,6 +161,9 @@ class Graph(Generic[P, R]):
             if self._key is not None:
                 decided: list[torch.Tensor] = []
                 read(self._key(*args, **kwargs), decided, key)
+                if decided:
+                    said = "key returns a tensor, whose numbers tell no calls apart: return plain values"
+                    return self._refused(Refusal("argument-type", said), args, kwargs)
         except OddError as odd:
             return self._refused(Refusal("argument-type", f"an argument is a {odd}"), args, kwargs)
         if self._native is None:
@@ -228,6 +233,7 @@ class Graph(Generic[P, R]):
             return walk.refusal
         look = self._looks.get(walk.key)
         if look is None:
+            self._patience -= 1  # a walk takes long
             look = Look(self._native(walk.nodes), tuple(walk.paths))
             self._looks[walk.key] = look
             while len(self._looks) > _MOST:
@@ -238,7 +244,15 @@ class Graph(Generic[P, R]):
 
     def _drop(self, look: Look) -> None:
         for entry in look.entries.values():
-            entry.region.close()
+            self._close(entry.region)
+
+    def _close(self, region: Region) -> None:
+        region.close()
+        record = self.record
+        record.freed += region.record.captures
+        record.regions = [each for each in record.regions if each is not region.record]
+        if self._report is not None:
+            self._report.regions[:] = [each for each in self._report.regions if each.record is not region.record]
 
     def _entry(
         self, look: Look, key: Hashable, tensors: list[torch.Tensor], facts: bytes, shared: bytes
@@ -280,7 +294,8 @@ class Graph(Generic[P, R]):
         def function(args: list[Any]) -> list[Any]:
             return entry.on_stand_ins(args)
 
-        name = f"{self.record.name}.{len(self.record.regions)}"
+        name = f"{self.record.name}.{self._made}"
+        self._made += 1
         with live.owned_by(self._owner):
             entry.region = Region(
                 function,
@@ -302,7 +317,7 @@ class Graph(Generic[P, R]):
             )
         look.entries[key] = entry
         while len(look.entries) > _MOST:
-            look.entries.popitem(last=False)[1].region.close()
+            self._close(look.entries.popitem(last=False)[1].region)
         self.record.regions.append(entry.region.record)
         if self._report is not None:
             self._report.regions.append(
@@ -339,6 +354,8 @@ class Graph(Generic[P, R]):
             self._waste(4 if lasts else 1, region if lasts else None)
         elif not capturing:  # or another thread's turn is over soon
             self._waste(1, None)
+            if self._skip:
+                self.record.reason = "no call had the plain values and the held structure of an earlier one"
         return call.returned
 
     def _confirm(self, entry: Entry, call: Call, signature: Hashable) -> bool:
@@ -401,7 +418,7 @@ class Graph(Generic[P, R]):
         nothing any more."""
         self._patience -= calls
         if self._patience <= 0:
-            self._skips = min(2 * self._skips or _PATIENCE, _LOOKS if region is not None else _PATIENCE)
+            self._skips = min(2 * self._skips or _PATIENCE, _LOOKS if region is not None else 4 * _PATIENCE)
             self._skip, self._patience, self._waits_for = self._skips, 4, region
 
 
@@ -413,6 +430,7 @@ def _is_watched() -> bool:
     """Whether something has to see each operator of this call, or captures it already."""
     return bool(
         get_ident() in capturing
+        or compat.is_tracing()
         or compat.dispatch_mode_depth()
         or compat.functorch_level() is not None
         or compat.saved_tensor_hooks(True) is not None

@@ -5,21 +5,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import os
 import struct
 import threading
+import types
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any
+from time import perf_counter
+from typing import Any, TypeAlias
 
 import torch
 
 from pygraph import compat
 from pygraph.errors import CaptureError
-from pygraph.graphs.held import PLAIN, Walk, are_same, bits_of, contents_of
-from pygraph.graphs.values import Built, Describer, Left, Place
+from pygraph.graphs.held import PLAIN, Walk, are_same, bits_of, contents_of, reachable, refill, step_of, tables_of
+from pygraph.graphs.values import Built, Describer, Left, Place, containers_in, read
 from pygraph.graphs.watch import Step, Watch, hold_against, last_frame, metadata, origin_of_line
 from pygraph.runtime.provenance import blame, blamed
 from pygraph.runtime.region import Region
@@ -53,52 +56,97 @@ current = _Current()
 """Of each thread, the call that it answers."""
 
 
+Use: TypeAlias = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
+"""A call of a graph: what is held, and the arguments."""
+
+_MOMENT, _LONGEST = 0.05, 30.0
+"""Seconds that a capture and other threads' calls wait for each other; and those that share its tensors, at most."""
+
+
+def _tensors_of(use: Use) -> frozenset[int] | None:
+    """The tensors of a call, by their addresses; None where its arguments cannot be read."""
+    tensors: list[torch.Tensor] = []
+    try:
+        read(use[1:], tensors, [])
+        tensors += Walk((use[0],)).tensors
+    except Exception:  # noqa: BLE001 - another thread may change it, and nodes of pytrees run code of the user's
+        return None
+    return frozenset(id(each) for tensor in tensors for each in (tensor, _gradient(tensor)))
+
+
 class Turns:
-    """Who uses the tensors that graphs are given: any number of threads, or one that shows other memory in their
-    places. Whoever would use them waits for the latter."""
+    """Who uses the tensors that graphs are given: any number of threads, and one that shows other memory in the places
+    of some. Nobody waits for the latter for long but for those."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._condition = threading.Condition(self._lock)
-        self._using: dict[int, int] = {}
+        self._condition = threading.Condition()
+        self._using: dict[int, list[Use]] = {}
         self._owner: int | None = None
+        self._shown: frozenset[int] = frozenset()
+        self._in_vain = False
+        """A call has waited too long for the owner, which may wait for that call."""
 
-    def enter(self) -> None:
+    def enter(self, use: Use) -> bool:
+        """A call begins: whether it may be captured or replayed, and not only run. Raises CaptureError
+        (``capture-busy``)."""
         me = get_ident()
-        with self._lock:
-            while self._owner is not None and self._owner != me:
-                self._condition.wait()
-            self._using[me] = self._using.get(me, 0) + 1
+        with self._condition:
+            alone = self._owner is None or self._owner == me
+            if alone or self._condition.wait_for(lambda: self._owner is None, _MOMENT):
+                self._using.setdefault(me, []).append(use)
+                return True
+        tensors = _tensors_of(use)
+        with self._condition:
+
+            def apart() -> bool:
+                return self._owner is None or (tensors is not None and tensors.isdisjoint(self._shown))
+
+            if not self._condition.wait_for(apart, _LONGEST):
+                self._in_vain = True
+                said = "another thread captures a call with the same tensors, and may wait for this one"
+                raise CaptureError("capture-busy", said)
+            self._using.setdefault(me, []).append(use)
+            return self._owner is None
 
     def leave(self) -> None:
         me = get_ident()
-        with self._lock:
-            if self._using[me] > 1:
-                self._using[me] -= 1
-            else:
+        with self._condition:
+            uses = self._using[me]
+            uses.pop()
+            if not uses:
                 del self._using[me]
-                self._condition.notify_all()
+            self._condition.notify_all()
 
     @contextlib.contextmanager
-    def alone(self, seconds: float = 1.0) -> Iterator[None]:
-        """Raises CaptureError (``capture-busy``) where another thread goes on using them for so long."""
-        me = get_ident()
-        with self._condition:
-            mine = self._owner == me
-
-            def free() -> bool:
-                return self._owner in (None, me) and not self._using.keys() - {me}
-
-            if not self._condition.wait_for(free, seconds):
-                raise CaptureError("capture-busy", "another thread runs a graph for long")
-            self._owner = me
+    def alone(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Nobody else uses ``tensors`` in the block. Raises CaptureError: ``capture-busy`` where another thread goes on
+        using them, ``uncaptured-work`` where one has waited for the block in vain."""
+        self._begin(frozenset(map(id, tensors)))
         try:
             yield
         finally:
-            if not mine:
-                with self._condition:
-                    self._owner = None
-                    self._condition.notify_all()
+            with self._condition:
+                in_vain, self._in_vain = self._in_vain, False
+                self._owner, self._shown = None, frozenset()
+                self._condition.notify_all()
+            if in_vain:
+                raise CaptureError("uncaptured-work", "another thread's call waits for the capture of its tensors")
+
+    def _begin(self, shown: frozenset[int]) -> None:
+        me, until = get_ident(), perf_counter() + _MOMENT
+        known: dict[int, tuple[Use, bool]] = {}
+        while True:
+            with self._condition:
+                others = [use for thread, uses in self._using.items() if thread != me for use in uses]
+                new = [use for use in others if id(use) not in known]
+                if not new and self._owner is None and all(known[id(use)][1] for use in others):
+                    self._owner, self._shown = me, shown
+                    return
+                if not new and not self._condition.wait(until - perf_counter()):
+                    raise CaptureError("capture-busy", "another thread runs a graph with the same tensors")
+            for use in new:
+                used = _tensors_of(use)
+                known[id(use)] = use, used is not None and used.isdisjoint(shown)
 
 
 turns = Turns()
@@ -184,11 +232,14 @@ class Entry:
         call.stood = True
         recorded = compat.dispatch_mode_depth() > 0
         with contextlib.ExitStack() as steps:
-            steps.enter_context(turns.alone())
+            steps.enter_context(turns.alone(call.tensors))
             with metadata():
                 shown = self.shown(call, args)
                 before = Before(call, shown)
+                around = Around(self.function, call.tensors, before.containers) if recorded else None
             args.clear()
+            modes = Modes()
+            steps.callback(modes.put_back, seeds=recorded)
             torch.clear_autocast_cache()
             steps.callback(torch.clear_autocast_cache)
             steps.callback(before.put_back)
@@ -200,7 +251,8 @@ class Entry:
             steps.enter_context(torch.autograd.set_multithreading_enabled(False))
             watch = steps.enter_context(Watch(self.function, self.device, shown.values())) if recorded else None
             steps.enter_context(compat.compiled_code_runs())
-            random = torch.default_generator.get_state() if recorded else None
+            if around is not None and watch is not None:
+                steps.callback(around.put_back, watch.is_known)
             try:
                 returned = self.function(*call.args, **call.kwargs)
             except Exception as error:
@@ -209,10 +261,13 @@ class Entry:
                 raise
             if recorded and (failed := blamed()) is not None:
                 raise CaptureError("capture-failed", f"{failed} failed, and the callable went on")
+            if torch.is_grad_enabled() is not call.gradients:
+                raise CaptureError("uncaptured-work", "the callable leaves the mode of gradients changed")
+            modes.check(seeds=recorded)
             with metadata():
                 before.check()
-                if random is not None and not torch.equal(random, torch.default_generator.get_state()):
-                    raise CaptureError("host-random", "the callable seeds torch's generator, or sets its state")
+                if around is not None and watch is not None and (place := around.put_back(watch.is_known)):
+                    raise CaptureError("survivor", f"{place} keeps a tensor that the callable makes: add it to held")
                 outputs = self._number(*before.left(returned))
             if watch is not None:
                 watch.log.append((f"leaves({outputs[0]})", watch.memory(outputs[1:]), None))
@@ -252,7 +307,12 @@ class Before:
 
     def __init__(self, call: Call, shown: Mapping[int, torch.Tensor] | None = None) -> None:
         self._walk, self._tensors, self._shown = Walk(call.root), call.tensors, shown or {}
+        self.containers = self._walk.containers
         self._contents = self._walk.contents()
+        known = set(map(id, self._walk.containers))
+        self._arguments = [each for each in containers_in((call.args, call.kwargs)) if id(each) not in known]
+        self._given = [contents_of(_written_in(each)) for each in self._arguments]
+        self._hooks = [_hooks_of(tensor) for tensor in call.tensors]
         self._gradients = [_gradient(tensor) for tensor in call.tensors]
         self._versions = [-1 if tensor.is_inference() else tensor._version for tensor in call.tensors]
         self._facts = [(tensor.requires_grad, tensor.is_leaf) for tensor in call.tensors]
@@ -268,10 +328,16 @@ class Before:
             if moved or self._facts[number] != (tensor.requires_grad, tensor.is_leaf):
                 said = "the callable gives a tensor other memory, or has autograd follow it"
                 raise CaptureError("metadata-mutation", said)
+            if _hooks_of(tensor) != self._hooks[number]:
+                raise CaptureError("metadata-mutation", "the callable registers a hook of a tensor, or removes one")
+        for container, before in zip(self._arguments, self._given, strict=True):
+            if before is not None and not are_same(contents_of(_written_in(container)), before):
+                said = f"the callable writes to a {type(container).__name__} among its arguments: hold it"
+                raise CaptureError("unsupported-argument", said)
 
     def left(self, returned: Any) -> tuple[Left, list[torch.Tensor]]:
         """What the callable leaves, and the tensors of it that it made. Raises CaptureError."""
-        describer = Describer(self._tensors, self._walk.containers)
+        describer = Describer(self._tensors, self._walk.containers, self._arguments)
         result = describer.describe(returned)
         places: list[Place] = []
         for number, (tensor, before) in enumerate(zip(self._tensors, self._gradients, strict=True)):
@@ -296,7 +362,136 @@ class Before:
                     tensor.requires_grad_(facts[0])
                 if _gradient(tensor) is not gradient:
                     tensor.grad = gradient
+            for tensor, hooks in zip(self._tensors, self._hooks, strict=True):
+                for known, before in zip(_hook_tables(tensor), hooks, strict=True):
+                    if known is not None and dict(known) != before:
+                        known.clear()
+                        known.update(before)
+            for container, contents in zip(self._arguments, self._given, strict=True):
+                written = _written_in(container)
+                if contents is not None and not are_same(contents_of(written), contents):
+                    refill(written, contents)
             self._walk.restore(self._contents)
+
+
+_CACHE = type(functools.lru_cache(len))
+
+
+class Around:
+    """What a callable may keep tensors in that is not held, as far as a search finds it: dictionaries, lists,
+    attributes, variables, and caches of functions."""
+
+    def __init__(
+        self, function: Callable[..., Any], tensors: Iterable[torch.Tensor], containers: Iterable[Any]
+    ) -> None:
+        known, self._given = set(map(id, containers)), set(map(id, tensors))
+        self._tables: list[tuple[Any, str, Any]] = []
+        self._cells: list[tuple[types.CellType, str, Any]] = []
+        self._caches: list[tuple[Any, int]] = []
+        for value, path in reachable(function):
+            if isinstance(value, _CACHE):
+                self._caches.append((value, value.cache_info().misses))
+            if isinstance(value, types.FunctionType):
+                cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+                self._cells += [(cell, name, _content_of(cell)) for name, cell in cells]
+            table = tables_of(value)
+            if table is not None and id(table) not in known:
+                known.add(id(table))
+                self._tables.append((table, path, contents_of(table)))
+
+    def put_back(self, is_made: Callable[[torch.Tensor], bool]) -> str | None:
+        """Take out again the tensors that were made meanwhile; where one was, if it was not in a cache."""
+
+        def keeps(value: Any) -> bool:
+            found = (each for each, _ in reachable(value) if isinstance(each, torch.Tensor))
+            return any(is_made(each) for each in found if id(each) not in self._given)
+
+        found = None
+        for cache, misses in self._caches:
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()
+        for cell, name, before in self._cells:
+            now = _content_of(cell)
+            if now is not before and keeps(now):
+                found = name
+                if before is None:
+                    del cell.cell_contents
+                else:
+                    cell.cell_contents = before
+        for table, path, contents in self._tables:
+            if are_same(contents_of(table), contents):
+                continue
+            if isinstance(table, dict):
+                was = dict(contents)
+                for key, value in list(table.items()):
+                    if was.get(key) is not value and keeps(value):
+                        found = step_of(path, key, table).lstrip(".")
+                        if key in was:
+                            table[key] = was[key]
+                        else:
+                            del table[key]
+            else:
+                kept = set(map(id, contents))
+                odd = [id(item) not in kept and keeps(item) for item in table]
+                if not any(odd):
+                    continue
+                found = path or "a list"
+                if len(table) == len(contents):
+                    table[:] = [before if o else item for item, before, o in zip(table, contents, odd, strict=True)]
+                else:
+                    table[:] = [item for item, o in zip(table, odd, strict=True) if not o]
+        return found
+
+
+def _content_of(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+class Modes:
+    """Modes of torch, and the seed of its generator, as they are now."""
+
+    _ACCESS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    )
+
+    def __init__(self) -> None:
+        self._modes = [get() for get, _ in self._ACCESS]
+        with metadata():
+            self._seeds = torch.get_rng_state()
+
+    def check(self, *, seeds: bool) -> None:
+        """Raises CaptureError where they are others by now; ``seeds``: no draw has changed the generator."""
+        if [get() for get, _ in self._ACCESS] != self._modes:
+            raise CaptureError("uncaptured-work", "the callable leaves a mode of torch changed")
+        with metadata():
+            if seeds and not torch.equal(self._seeds, torch.get_rng_state()):
+                raise CaptureError("host-random", "the callable seeds torch's generator, or sets its state")
+
+    def put_back(self, *, seeds: bool) -> None:
+        for (get, put), mode in zip(self._ACCESS, self._modes, strict=True):
+            if get() != mode:
+                put(mode)
+        if seeds:
+            with metadata():
+                torch.set_rng_state(self._seeds)
+
+
+def _written_in(argument: Any) -> Any:
+    """What is written to where a container among the arguments is."""
+    return argument if isinstance(argument, (list, dict)) else getattr(argument, "__dict__", None)
+
+
+def _hook_tables(tensor: torch.Tensor) -> tuple[dict[int, Any] | None, ...]:
+    return tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
+
+
+def _hooks_of(tensor: torch.Tensor) -> tuple[dict[int, Any], ...]:
+    return tuple(dict(hooks or ()) for hooks in _hook_tables(tensor))
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -191,18 +191,33 @@ def named_storages(function: Callable[..., Any]) -> dict[int, str]:
     """Names of the tensors that a bounded search finds, by storage: in closures, defaults, globals that the code names,
     attributes of objects, and containers."""
     found: dict[int, str] = {}
+    for value, path in reachable(function):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            found.setdefault(value.untyped_storage()._cdata, path)
+    return found
+
+
+def reachable(*roots: Any) -> Iterator[tuple[Any, str]]:
+    """Objects that a bounded search finds from ``roots``, and where each was."""
     seen: set[int] = set()
-    waiting: list[tuple[Any, str]] = [(function, "")]
+    waiting: list[tuple[Any, str]] = [(root, "") for root in roots]
     for value, path in waiting:
         if id(value) in seen or len(seen) > _SEARCHED:
             continue
         seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            if value.layout is torch.strided:
-                found.setdefault(value.untyped_storage()._cdata, path)
-        else:
+        yield value, path
+        if not isinstance(value, torch.Tensor):
             waiting += _reached(value, path)
-    return found
+
+
+def tables_of(value: Any) -> Any:
+    """The dictionary or list that an object is, or keeps its attributes or variables in; None where there is none."""
+    if isinstance(value, (dict, list)):
+        return value
+    if isinstance(value, types.FunctionType):
+        return None if value.__module__.partition(".")[0] in ("torch", "pygraph") else value.__globals__
+    attributes = None if isinstance(value, (type, types.ModuleType)) else getattr(value, "__dict__", None)
+    return attributes if isinstance(attributes, dict) else None
 
 
 def _reached(value: Any, path: str) -> Iterator[tuple[Any, str]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -74,6 +74,20 @@ def exact(context: Any) -> Hashable:
     if isinstance(context, _BY_IDENTITY):
         return cast("Hashable", context)
     raise OddError(f"node of a pytree with a {kind.__name__} in its context")
+
+
+def containers_in(value: Any) -> Iterator[Any]:
+    """The lists, dictionaries and other nodes of an argument that may be written to."""
+    children = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, (list, tuple, dict)):
+        node = children_of(value)
+        if node is None:
+            return
+        children = node[0]
+    if not isinstance(value, tuple):
+        yield value
+    for child in children:
+        yield from containers_in(child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +159,11 @@ def _is_known(made: Any) -> bool:
 
 
 class Describer:
-    """Describes values that a callable returns, or leaves. ``made`` are the tensors among them that it made."""
+    """Describes values that a callable returns, or leaves. ``made`` are the tensors among them that it made.
+    ``arguments``: lists, dictionaries and nodes of pytrees that it was given."""
 
-    def __init__(self, given: Sequence[torch.Tensor], containers: Sequence[Any]) -> None:
+    def __init__(self, given: Sequence[torch.Tensor], containers: Sequence[Any], arguments: Sequence[Any]) -> None:
+        self._arguments = {id(each) for each in arguments}
         self._given = {id(tensor): number for number, tensor in reversed(list(enumerate(given)))}
         self._known = {
             id(each): number for number, each in enumerate(containers) if isinstance(each, (dict, list, set))
@@ -163,6 +179,10 @@ class Describer:
             return self._tensor(value)
         if id(value) in self._known:
             return Known(self._known[id(value)])
+        if id(value) in self._arguments:
+            raise CaptureError(
+                "unsupported-result", f"the callable returns, or leaves, a {kind.__name__} of its arguments"
+            )
         if kind in (list, tuple, set, frozenset):
             return Built(kind, tuple(map(self.describe, value)))
         if kind in (dict, OrderedDict):

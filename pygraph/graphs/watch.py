@@ -151,6 +151,10 @@ class Watch(compat.TorchDispatchMode):
                 self._known[_storage(tensor)] = self._number(), 0
                 old.add(_storage(tensor))
 
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """Whether its memory is that of a stand-in, or was made meanwhile."""
+        return tensor.layout is torch.strided and _storage(tensor) in self._known
+
     def _check(self, tensor: torch.Tensor, func: Any) -> None:
         if tensor.layout is not torch.strided:
             return

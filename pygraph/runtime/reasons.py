@@ -109,8 +109,8 @@ _GROUPS = {
     ),
     "survivor": Reason(
         Lasting.SIZES,
-        "a custom operator keeps memory that it allocated during the capture",
-        "have the operator allocate what it keeps before its first call",
+        "a custom operator, or a callable, keeps memory that was allocated during the capture",
+        "have the operator allocate what it keeps before its first call; hold what the callable keeps",
     ),
     "foreign-address half-address unpaired-address ambiguous-address stray-address unmoved-address outside-allocation"
     " captures-overlap": Reason(

@@ -104,7 +104,7 @@ def _never(*_: object) -> bool:
 
 def _facts(arg: Any) -> Hashable | None:
     """Of one argument, but for its storage offset; None where nothing is captured for it."""
-    if type(arg) in _TENSORS and arg.layout is torch.strided and not (arg.is_conj() or arg.is_neg()):
+    if type(arg) in _TENSORS and arg.layout is torch.strided and not (arg.is_conj() or arg.is_neg() or arg.is_nested):
         return arg.size(), arg.stride(), arg.dtype, arg.device
     return bits(arg) if type(arg) in _SCALARS or arg is None else None
 

@@ -303,7 +303,8 @@ class Held {
   }
 
   static bool is_strided(const c10::TensorImpl& tensor) {
-    return tensor.layout() == at::kStrided && tensor.has_storage();
+    constexpr DispatchKeySet odd({DispatchKey::NestedTensor, DispatchKey::ZeroTensor});
+    return !tensor.key_set().has_any(odd) && tensor.layout() == at::kStrided && tensor.has_storage();
   }
 
   static Memory range_of(const Tensor& tensor) {
