@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import functools
 import os
 import struct
@@ -499,7 +498,7 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _changes(number: int, container: Any, before: list[Any], describer: Describer) -> Iterator[Place]:
-    """How a container differs from what it held. Objects that are not looked into do not count."""
+    """How a container differs from what it held. Raises CaptureError for an object that a replay cannot make."""
     if not isinstance(container, dict):
         if not are_same(contents_of(container), before):
             yield Place("items", number, None, Built(list, tuple(map(describer.describe, container))))
@@ -514,8 +513,7 @@ def _changes(number: int, container: Any, before: list[Any], describer: Describe
             continue
         if key in was and _bits_or_none(was[key]) == _bits_or_none(value) is not None:
             continue
-        if _is_tracked(value) or (key in was and _is_tracked(was[key])):
-            yield Place("entry", number, describer.describe(key), describer.describe(value))
+        yield Place("entry", number, describer.describe(key), describer.describe(value))
     for key in was:
         if key not in container:
             yield Place("gone", number, describer.describe(key))
@@ -523,10 +521,6 @@ def _changes(number: int, container: Any, before: list[Any], describer: Describe
 
 def _bits_or_none(value: object) -> Hashable:
     return bits_of(value) if type(value) in PLAIN else None
-
-
-def _is_tracked(value: object) -> bool:
-    return type(value) in PLAIN or isinstance(value, (torch.Tensor, dict, list, tuple, set, enum.Enum))
 
 
 @dataclass(eq=False)

@@ -113,7 +113,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A plain value. Two are equal if their types and bits are."""
+    """A plain value, or a function. Two are equal if their types and bits are, or if it is the same function."""
 
     value: Any = field(compare=False)
     bits: Hashable
@@ -175,6 +175,8 @@ class Describer:
         kind = type(value)
         if kind in PLAIN or isinstance(value, enum.Enum):
             return Value(value, bits_of(value))
+        if isinstance(value, _BY_IDENTITY):
+            return Value(value, (kind, id(value)))
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if id(value) in self._known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -359,3 +360,33 @@ def test_the_order_of_a_dictionary_is_left() -> None:
         graph(torch.ones(3))
         assert list(held) == ["b", "a"]
     assert graph.record.replays
+
+
+def test_a_function_that_is_put_in_a_place_is_left() -> None:
+    held = SimpleNamespace(act=torch.cos)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        held.act = torch.sin
+        return x + 1
+
+    graph = pygraph.graph(function, held=held)
+    for _ in range(5):
+        held.act = torch.cos
+        graph(torch.ones(3))
+        assert held.act is torch.sin
+    assert graph.record.replays
+
+
+def test_an_object_that_is_put_in_a_place_is_refused() -> None:
+    held, objects = SimpleNamespace(), [SimpleNamespace(), SimpleNamespace()]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        held.object = objects[1]
+        return x + 1
+
+    graph = pygraph.graph(function, held=held)
+    for _ in range(5):
+        held.object = objects[0]
+        graph(torch.ones(3))
+        assert held.object is objects[1]
+    assert "unsupported-result" in graph.record.refusals
