@@ -78,7 +78,8 @@ class Turns:
     of some. Nobody waits for the latter for long but for those."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._using: dict[int, list[Use]] = {}
         self._owner: int | None = None
         self._shown: frozenset[int] = frozenset()
@@ -89,9 +90,9 @@ class Turns:
         """A call begins: whether it may be captured or replayed, and not only run. Raises CaptureError
         (``capture-busy``)."""
         me = get_ident()
-        with self._condition:
-            alone = self._owner is None or self._owner == me
-            if alone or self._condition.wait_for(lambda: self._owner is None, _MOMENT):
+        with self._lock:
+            free = self._owner is None or self._owner == me
+            if free or self._condition.wait_for(lambda: self._owner is None, _MOMENT):
                 self._using.setdefault(me, []).append(use)
                 return True
         tensors = _tensors_of(use)
@@ -109,7 +110,7 @@ class Turns:
 
     def leave(self) -> None:
         me = get_ident()
-        with self._condition:
+        with self._lock:
             uses = self._using[me]
             uses.pop()
             if not uses:
