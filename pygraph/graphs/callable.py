@@ -89,8 +89,9 @@ class GraphRecord:
 class Graph(Generic[P, R]):
     """A callable that is captured as it runs (see ``graph``). ``record`` tells what became of its calls.
 
-    Calls under a dispatch mode, a function transform or hooks of saved tensors, in a capture of another graph, and
-    while Dynamo or ``torch.jit`` traces, run ``function``. A copy is a graph of the copied callable, with no captures.
+    Calls under a dispatch mode, a function transform, forward differentiation, anomaly detection, hooks of saved
+    tensors or of all modules or optimizers, in a capture of another graph, and while Dynamo or ``torch.jit``
+    traces, run ``function``. A copy is a graph of the copied callable, with no captures.
     """
 
     def __init__(
