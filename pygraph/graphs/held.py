@@ -215,9 +215,14 @@ def tables_of(value: Any) -> Any:
     if isinstance(value, (dict, list)):
         return value
     if isinstance(value, types.FunctionType):
-        return None if value.__module__.partition(".")[0] in ("torch", "pygraph") else value.__globals__
+        return None if _is_of_libraries(value) else value.__globals__
     attributes = None if isinstance(value, (type, types.ModuleType)) else getattr(value, "__dict__", None)
     return attributes if isinstance(attributes, dict) else None
+
+
+def _is_of_libraries(function: types.FunctionType) -> bool:
+    """True for a function of torch's or ours. One that FX has made has no module."""
+    return (function.__module__ or "").partition(".")[0] in ("torch", "pygraph")
 
 
 def _reached(value: Any, path: str) -> Iterator[tuple[Any, str]]:
@@ -229,7 +234,7 @@ def _reached(value: Any, path: str) -> Iterator[tuple[Any, str]]:
     elif isinstance(value, types.MethodType):
         yield from ((value.__self__, path or "self"), (value.__func__, path))
     elif isinstance(value, types.FunctionType):
-        if value.__module__.partition(".")[0] in ("torch", "pygraph"):
+        if _is_of_libraries(value):
             return
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # it is empty

@@ -31,8 +31,8 @@ def test_sides_are_those_that_a_device_has() -> None:
         *by_hand,
         "pygraph",
         "step",
-        "capture",
+        "graph",
     )
-    assert sides_for([], "cpu", SUITE_SIDES) == ("eager", "default", "pygraph", "step", "capture")
+    assert sides_for([], "cpu", SUITE_SIDES) == ("eager", "default", "pygraph", "step", "graph")
     assert sides_for(["pygraph"], "cpu", SUITE_SIDES) == ("eager", "pygraph")
     assert sides_for(["pygraph", "program-order"], "cuda", SUITE_SIDES) == ("eager", "program-order", "pygraph")
