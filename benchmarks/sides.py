@@ -80,7 +80,7 @@ def step_as(name: str, step: Step) -> Step:
 
 
 def named_by(function: Callable[..., Any]) -> list[Any]:
-    """What a step reads or writes: whatever its closure, and the closures of functions there, name."""
+    """State that a step reads or writes: whatever its closure, and the closures of functions there, name."""
     found, waiting = [], [function]
     for each in waiting:
         contents = [cell.cell_contents for cell in getattr(each, "__closure__", None) or ()]

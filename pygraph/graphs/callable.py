@@ -57,7 +57,7 @@ _TRIED = 8
 
 @dataclass(repr=False)
 class GraphRecord:
-    """What became of a graph's calls. ``reason`` says why its last call was no replay, ``refusals`` what was in the way
+    """Outcome of a graph's calls. ``reason`` says why its last call was no replay, ``refusals`` what was in the way
     of some call, one of each kind; ``regions`` are those of its entries. ``freed``: captures of others."""
 
     name: str
@@ -128,8 +128,8 @@ class Graph(Generic[P, R]):
         return self if instance is None else functools.partial(cast("Any", self), instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the callable returns; raises what it raises. With the option ``strict``, raises CaptureError where it
-        cannot be captured."""
+        """Returns what the callable returns; raises what it raises. With the option ``strict``, raises CaptureError
+        where it cannot be captured."""
         if torch.compiler.is_compiling():
             return self.function(*args, **kwargs)
         may_replay = turns.enter((self._root[0], args, kwargs))
@@ -360,7 +360,7 @@ class Graph(Generic[P, R]):
         return call.returned
 
     def _confirm(self, entry: Entry, call: Call, signature: Hashable) -> bool:
-        """Whether the callable does in this call, too, what it did when it was captured: nothing executes. If not, it
+        """True if the callable does in this call, too, what it did when it was captured: nothing executes. If not, it
         is never replayed; or this call is not, where something passing was in the way."""
         call.log = entry.pending[signature]
         with capturing_turn() as mine:
@@ -428,7 +428,7 @@ def _copied(kind: Any, function: Any, held: Any, key: Any, compare: Any, eager: 
 
 
 def _is_watched() -> bool:
-    """Whether something has to see each operator of this call, or captures it already."""
+    """True if something has to see each operator of this call, or captures it already."""
     return bool(
         get_ident() in capturing
         or compat.is_tracing()

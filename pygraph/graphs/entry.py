@@ -302,7 +302,7 @@ def _part(memory: torch.Tensor, begin: int, tensor: torch.Tensor) -> torch.Tenso
 
 
 class Before:
-    """What a call's tensors and containers are before the callable runs; ``shown`` are the stand-ins, if it runs on
+    """Tensors and containers of a call before the callable runs; ``shown`` are the stand-ins, if it runs on
     such."""
 
     def __init__(self, call: Call, shown: Mapping[int, torch.Tensor] | None = None) -> None:
@@ -336,7 +336,7 @@ class Before:
                 raise CaptureError("unsupported-argument", said)
 
     def left(self, returned: Any) -> tuple[Left, list[torch.Tensor]]:
-        """What the callable leaves, and the tensors of it that it made. Raises CaptureError."""
+        """Describes what the callable leaves, and the tensors of it that it made. Raises CaptureError."""
         describer = Describer(self._tensors, self._walk.containers, self._arguments)
         result = describer.describe(returned)
         places: list[Place] = []
@@ -378,8 +378,8 @@ _CACHE = type(functools.lru_cache(len))
 
 
 class Around:
-    """What a callable may keep tensors in that is not held, as far as a search finds it: dictionaries, lists,
-    attributes, variables, and caches of functions."""
+    """Places that a callable may keep tensors in and that are not held, as far as a search finds them: dictionaries,
+    lists, attributes, variables, and caches of functions."""
 
     def __init__(
         self, function: Callable[..., Any], tensors: Iterable[torch.Tensor], containers: Iterable[Any]
@@ -482,7 +482,7 @@ class Modes:
 
 
 def _written_in(argument: Any) -> Any:
-    """What is written to where a container among the arguments is."""
+    """Written to in place of a container among the arguments."""
     return argument if isinstance(argument, (list, dict)) else getattr(argument, "__dict__", None)
 
 
@@ -541,7 +541,7 @@ def signature_of(tensors: Sequence[torch.Tensor]) -> Hashable:
 
 
 def layouts_of(shared: bytes, tensors: Sequence[torch.Tensor]) -> Hashable:
-    """What tensors that share memory look like, and which are the same object."""
+    """Layouts of tensors that share memory, and which are the same object."""
     members = [number for group in groups_of(shared) for number in group.members]
     first: dict[int, int] = {}
     same = tuple(first.setdefault(id(tensors[number]), number) for number in members)

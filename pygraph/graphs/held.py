@@ -1,5 +1,5 @@
-"""What a graph holds: a walk over all of it, which the native half repeats at every call; and names of tensors that it
-does not hold."""
+"""State that a graph holds: a walk over all of it, which the native half repeats at every call; and names of tensors
+that it does not hold."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Walk:
         self._add(_TENSOR, type(tensor))
 
     def contents(self) -> list[Any]:
-        """What each dictionary, list and set holds now."""
+        """Items that each dictionary, list and set holds now."""
         return [contents_of(container) for container in self.containers]
 
     def restore(self, contents: Sequence[Any]) -> None:
@@ -176,7 +176,7 @@ def _has_slots(value: object) -> bool:
 
 
 def bits_of(value: object) -> Hashable:
-    """What is equal for a plain value of the same type and the same bits, or for the same enumeration's same value."""
+    """A key that is equal for plain values of one type and the same bits, and for one value of one enumeration."""
     if isinstance(value, enum.Enum):
         return (type(value), id(value))
     if type(value) is complex:
@@ -226,7 +226,7 @@ def _is_of_libraries(function: types.FunctionType) -> bool:
 
 
 def _reached(value: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """What an object leads to at once, and where that is."""
+    """Objects that an object leads to at once, and where they are."""
     if isinstance(value, (str, bytes, int, float, complex, type(None))):
         return
     if isinstance(value, functools.partial):

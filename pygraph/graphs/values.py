@@ -63,7 +63,7 @@ _BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType)
 
 
 def exact(context: Any) -> Hashable:
-    """What is equal for contexts of pytrees of the same types and bits. Raises OddError."""
+    """A key that is equal for contexts of pytrees of the same types and bits. Raises OddError."""
     kind = type(context)
     if kind in PLAIN or isinstance(context, enum.Enum):
         return bits_of(context)
@@ -131,8 +131,8 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a callable leaves: the gradient of a tensor, an entry of a dictionary, one that has gone, or all items of a
-    container. ``where`` is the number of the tensor, or of the container."""
+    """Something that a callable leaves: the gradient of a tensor, an entry of a dictionary, one that has gone, or all
+    items of a container. ``where`` is the number of the tensor, or of the container."""
 
     kind: str
     where: int
@@ -142,7 +142,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a call leaves behind: its ``result``, in ``places``, and tensors ``written``, by their numbers, as far as
+    """All that a call leaves behind: its ``result``, ``places``, and tensors ``written``, by their numbers, as far as
     autograd has noticed: under a dispatch mode, some operators do not tell."""
 
     result: Any
@@ -213,7 +213,7 @@ class Describer:
 
 
 def _is_spent(tensor: torch.Tensor) -> bool:
-    """Whether going back from ``tensor`` would meet a node whose tensors are freed, and raise."""
+    """True if going back from ``tensor`` would meet a node whose tensors are freed, and raise."""
     seen: set[Any] = set()
     waiting = [tensor.grad_fn]
     while waiting:

@@ -128,7 +128,7 @@ class Watch(compat.TorchDispatchMode):
         return self._made
 
     def _constant(self, tensor: torch.Tensor) -> Any:
-        """What stands for a tensor that is made of Python numbers."""
+        """Stands for a tensor that is made of Python numbers."""
         small = tensor.numel() <= _CONSTANT
         with metadata():
             values = tensor.flatten().tolist() if small else []
@@ -152,7 +152,7 @@ class Watch(compat.TorchDispatchMode):
                 old.add(_storage(tensor))
 
     def is_known(self, tensor: torch.Tensor) -> bool:
-        """Whether its memory is that of a stand-in, or was made meanwhile."""
+        """True if its memory is that of a stand-in, or was made meanwhile."""
         return tensor.layout is torch.strided and _storage(tensor) in self._known
 
     def _check(self, tensor: torch.Tensor, func: Any) -> None:

@@ -95,7 +95,7 @@ def owner() -> Owner:
 
 @contextlib.contextmanager
 def owned_by(owner: Owner) -> Iterator[None]:
-    """What is compiled within the block, on this thread, belongs to ``owner``. It may be left on another thread."""
+    """Within the block, what this thread compiles belongs to ``owner``. It may be left on another thread."""
     block = _Block(owner, _block())
     _innermost.set(block)
     try:

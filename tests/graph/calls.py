@@ -27,7 +27,7 @@ def is_replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def assert_same(left: Any, right: Any) -> None:
-    """The same structure, and the same bits."""
+    """Asserts one structure, and equal bits."""
     if isinstance(left, dict):
         assert isinstance(right, dict)
         assert list(left) == list(right)

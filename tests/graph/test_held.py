@@ -1,4 +1,4 @@
-"""What graphs hold: looked up at every call, however it was replaced. Other structure is another entry."""
+"""State that graphs hold: looked up at every call, however it was replaced. Other structure is another entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a callable leaves in what is held: gradients, buffers, states of optimizers, attributes."""
+"""A callable leaves things in what is held: gradients, buffers, states of optimizers, attributes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def _training(optimizer: str, zero: str, *, use_graph: bool, calls: int = 20) -> tuple[list[Any], Any]:
-    """What a training loop computes in each step, and the step."""
+    """Results of a training loop in each step, and the step."""
     torch.manual_seed(0)
     model = Net()
     update = OPTIMIZERS[optimizer](model.parameters())

@@ -166,7 +166,7 @@ def test_host_reads_are_refused(name: str) -> None:
 
 
 def test_a_print_that_is_refused_leaves_gradients_on() -> None:
-    """What ``Tensor.__repr__`` changes in the thread's state is undone late where it raises."""
+    """Changes of ``Tensor.__repr__`` to the thread's state are undone late where it raises."""
     linear = torch.nn.Linear(3, 3)
 
     def function(x: torch.Tensor) -> None:

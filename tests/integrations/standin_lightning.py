@@ -1,4 +1,4 @@
-"""What Lightning's trainer does in automatic optimization, as far as a callback meets it (lightning 2.6.6)."""
+"""Lightning's trainer in automatic optimization, as far as a callback meets it (lightning 2.6.6)."""
 
 from __future__ import annotations
 

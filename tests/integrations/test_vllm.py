@@ -67,7 +67,7 @@ class CompilerInterface:
 
 
 class Engine:
-    """What surrounds the wrapper in vLLM: the context of a step, and whether captures are allowed."""
+    """Surroundings of the wrapper in vLLM: the context of a step, and whether captures are allowed."""
 
     def __init__(self) -> None:
         self.context: Context | None = None

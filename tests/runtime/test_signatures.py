@@ -1,4 +1,4 @@
-"""What tells calls apart: signatures, of a reader that knows earlier calls as of one that knows none."""
+"""Signatures tell calls apart: of a reader that knows earlier calls as of one that knows none."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_signatures_are_those_of_a_reader_that_knows_no_call(missing: bool, monk
 
 
 def test_tensors_that_do_not_change_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a call costs that was never seen: no count of calls tells, so the function that reads an argument does."""
+    """Cost of a call that was never seen: no count of calls tells, so the function that reads an argument does."""
     parameters = [parameter() for _ in range(50)]
     reader = Signatures()
     for size in range(3, 6):

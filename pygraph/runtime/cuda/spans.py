@@ -590,7 +590,7 @@ class _Kernel:
         return self._observer.call(self._name, operands, run, nondeterministic=known, closed=closed)
 
     def _operands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Operand]:
-        """What the kernel is given. One of the user's may go beyond a tensor's elements."""
+        """Tensors that the kernel is given. One of the user's may go beyond a tensor's elements."""
         exact, unknown = self._generated, (True, True)
         operands: list[Operand] = []
         for value, (reads, writes) in zip_longest(args, self._parameters[: len(args)], fillvalue=unknown):
@@ -600,7 +600,7 @@ class _Kernel:
 
 
 def _parameters(kernel: Any, kernel_name: str) -> list[tuple[bool, bool]]:
-    """Whether a Triton kernel may read and write what it is given, by position, as the names of its parameters say."""
+    """Says of each parameter of a Triton kernel, by its name, if what is given for it may be read and written."""
     mutated = getattr(kernel, "mutated_arg_names", None)
     signature = (getattr(kernel, "triton_meta", None) or {}).get("signature")
     names = list(signature) if isinstance(signature, dict) and mutated is not None else []

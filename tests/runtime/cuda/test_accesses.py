@@ -152,7 +152,7 @@ class Compiled:
 
 
 def operands_of(kernel: Compiled, *args: Any) -> tuple[Operand, ...]:
-    """What a kernel is known to be given, once it has run."""
+    """Operands that a kernel is known to be given, once it has run."""
     observer = Observer(lambda: 0)
     _Kernel(observer, kernel, nondeterministic=False).run(*args)
     return observer.spans[-1].operands
