@@ -46,7 +46,7 @@ class FakeExecutable:
         self._busy = Lock()
 
     def replay(self, args: list[Any]) -> list[Any] | None:
-        fits = Signatures().of(args, self.driver.sensitive) == self.expected
+        fits = self.driver.signatures.of(args, self.driver.sensitive) == self.expected
         if self.closed or not fits or not self._busy.acquire(blocking=False):
             return None
         try:
@@ -87,6 +87,7 @@ class FakeDriver(HostDriver):
         self.captures = 0
         self.nbytes = BYTES
         self.executables: list[FakeExecutable] = []
+        self.signatures = Signatures()
         self.within = False
         self.given_back = 0
         self.nondeterministic: int | None = None
@@ -120,7 +121,7 @@ class FakeDriver(HostDriver):
             capture.fresh(0)
         if self.edits:
             self.edits.pop(0)(capture)
-        payload = (fn, Signatures().of(args, self.sensitive))
+        payload = (fn, self.signatures.of(args, self.sensitive))
         return capture.recording(payload=payload, offset_sensitive=self.sensitive, python=self.python)
 
     def instantiate(self, program: Program) -> Executable:
