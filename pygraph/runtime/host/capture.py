@@ -110,7 +110,8 @@ def _recorded(recorder: Recorder, source: str, name: str, value: Any) -> Any:
 
 def _recording(recorder: Recorder, source: str, name: str, value: Any) -> Callable[..., Any] | None:
     if is_native_function(value):
-        return lambda *args: recorder.kernel(find_kernel(name, value, source), args)
+        kernel = functools.cache(lambda: find_kernel(name, value, source))
+        return lambda *args: recorder.kernel(kernel(), args)
     if value is dynamo_guards._empty_strided_cpu:
         return recorder.allocate
     if isinstance(value, types.BuiltinFunctionType) and value.__name__.startswith("_empty_strided_"):

@@ -14,8 +14,9 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.program.recording import AllocationKind, LaunchKind
-from pygraph.runtime.host import HostDriver
-from tests.runtime.host.replays import make_executable
+from pygraph.runtime.calls import OperatorCall, fake_results
+from pygraph.runtime.host import HostDriver, operators
+from tests.runtime.host.replays import make_executable, replay_and_compare
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
 
 
@@ -203,3 +204,29 @@ def test_helpers_of_the_module_are_recorded_too(driver: HostDriver) -> None:
     exec(compile(source, "helpers.py", "exec"), scope)
     recording = driver.capture(scope["region"], [torch.randn(3)])
     assert [launch.name for launch in recording.launches] == ["aten.relu.default", "aten.add.Tensor"]
+
+
+def test_fake_kernels_are_asked_once_about_calls_that_do_the_same(
+    driver: HostDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        x, y, z = args
+        # z is laid out otherwise, and the second half of x lies otherwise than the first
+        made = [torch.add(x, 1), torch.add(y, 1), torch.add(z, 1), torch.add(x, 2), torch.abs(x[:2]), torch.abs(x[2:])]
+        torch.add(x, y, out=x)
+        torch.add(x, x, out=x)
+        torch.add(y, x, out=y)
+        return (*made, x)
+
+    asked: list[str] = []
+
+    def counted(call: OperatorCall) -> list[Any]:
+        asked.append(call.name)
+        return fake_results(call)
+
+    monkeypatch.setattr(operators, "fake_results", counted)
+    call = RegionCall(region, [torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4).t()])
+    recording = driver.capture(call.fn, call.args)
+    assert [launch.name for launch in recording.launches].count("aten.add.out") == 3
+    assert len(asked) == 7
+    replay_and_compare(driver, call, make_executable(driver, call)[0], call.args)
