@@ -22,7 +22,7 @@ from pygraph import compat
 from pygraph.errors import CaptureError
 from pygraph.graphs.held import PLAIN, Walk, are_same, bits_of, contents_of, reachable, refill, step_of, tables_of
 from pygraph.graphs.values import Built, Describer, Left, Place, containers_in, read
-from pygraph.graphs.watch import Step, Watch, hold_against, last_frame, metadata, origin_of_line
+from pygraph.graphs.watch import Step, Watch, attributes_refused, hold_against, last_frame, metadata, origin_of_line
 from pygraph.runtime.provenance import blame, blamed
 from pygraph.runtime.region import Region
 from pygraph.runtime.tensors import extent
@@ -250,6 +250,8 @@ class Entry:
             steps.enter_context(torch.set_grad_enabled(call.gradients))
             steps.enter_context(torch.autograd.set_multithreading_enabled(False))
             watch = steps.enter_context(Watch(self.function, self.device, shown.values())) if recorded else None
+            if recorded:
+                steps.enter_context(attributes_refused(call.tensors, shown.values()))
             steps.enter_context(compat.compiled_code_runs())
             if around is not None and watch is not None:
                 steps.callback(around.put_back, watch.is_known)
@@ -268,7 +270,7 @@ class Entry:
                 before.check()
                 if around is not None and watch is not None and (place := around.put_back(watch.is_known)):
                     raise CaptureError("survivor", f"{place} keeps a tensor that the callable makes: add it to held")
-                outputs = self._number(*before.left(returned))
+                outputs = self._number(*before.left(returned, () if around is None else around.containers))
             if watch is not None:
                 watch.log.append((f"leaves({outputs[0]})", watch.memory(outputs[1:]), None))
                 if call.log is not None:
@@ -335,9 +337,10 @@ class Before:
                 said = f"the callable writes to a {type(container).__name__} among its arguments: hold it"
                 raise CaptureError("unsupported-argument", said)
 
-    def left(self, returned: Any) -> tuple[Left, list[torch.Tensor]]:
-        """Describes what the callable leaves, and the tensors of it that it made. Raises CaptureError."""
-        describer = Describer(self._tensors, self._walk.containers, self._arguments)
+    def left(self, returned: Any, others: Iterable[Any] = ()) -> tuple[Left, list[torch.Tensor]]:
+        """Describes what the callable leaves, and the tensors of it that it made. ``others``: further containers that
+        were there before. Raises CaptureError."""
+        describer = Describer(self._tensors, self._walk.containers, (*self._arguments, *others))
         result = describer.describe(returned)
         places: list[Place] = []
         for number, (tensor, before) in enumerate(zip(self._tensors, self._gradients, strict=True)):
@@ -385,6 +388,8 @@ class Around:
         self, function: Callable[..., Any], tensors: Iterable[torch.Tensor], containers: Iterable[Any]
     ) -> None:
         known, self._given = set(map(id, containers)), set(map(id, tensors))
+        self.containers: list[Any] = []
+        """Those among what is found that a callable may write to."""
         self._tables: list[tuple[Any, str, Any]] = []
         self._cells: list[tuple[types.CellType, str, Any]] = []
         self._caches: list[tuple[Any, int]] = []
@@ -395,6 +400,8 @@ class Around:
                 cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
                 self._cells += [(cell, name, _content_of(cell)) for name, cell in cells]
             table = tables_of(value)
+            if table is value:
+                self.containers.append(value)
             if table is not None and id(table) not in known:
                 known.add(id(table))
                 self._tables.append((table, path, contents_of(table)))
@@ -432,14 +439,9 @@ class Around:
                             del table[key]
             else:
                 kept = set(map(id, contents))
-                odd = [id(item) not in kept and keeps(item) for item in table]
-                if not any(odd):
-                    continue
-                found = path or "a list"
-                if len(table) == len(contents):
-                    table[:] = [before if o else item for item, before, o in zip(table, contents, odd, strict=True)]
-                else:
-                    table[:] = [item for item, o in zip(table, odd, strict=True) if not o]
+                if any(id(item) not in kept and keeps(item) for item in table):
+                    found = path or f"a {type(table).__name__}"
+                    refill(table, contents)
         return found
 
 

@@ -9,6 +9,7 @@ import functools
 import struct
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from pygraph.runtime.tensors import bits
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout})
 """Types of plain values, beside enumerations."""
+
+WRITTEN = (list, set, deque)
+"""Types of containers, beside dictionaries, that a callable may write to."""
 
 _SEARCHED = 4096
 """Objects that are looked at for the name of a tensor."""
@@ -72,9 +76,9 @@ class Walk:
             for key, item in list(value.items()):
                 self._visit(key, f"{path}.key", named=False)
                 self._visit(item, step_of(path, key, value), named=named)
-        elif isinstance(value, (list, tuple, set, frozenset)):
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
             number = self._hold(value)
-            if isinstance(value, (list, set)):
+            if isinstance(value, WRITTEN):
                 self._met[id(value)] = number
             self._add(_SEQUENCE, kind, len(value))
             for index, item in enumerate(value):
@@ -85,7 +89,7 @@ class Walk:
             self._visit(vars(value), path, named=False)
         else:
             if named and not _is_whole(value):
-                said = f"{path} is a {kind.__name__}, which has more than attributes: name what it holds"
+                said = f"{path} is a {kind.__name__}, which is not looked into: name what it holds"
                 self.refusal = Refusal("unsupported-held", said)
             self._add(_OTHER, value, key=id(value))
 
@@ -105,7 +109,7 @@ class Walk:
         self._add(_TENSOR, type(tensor))
 
     def contents(self) -> list[Any]:
-        """Items that each dictionary, list and set holds now."""
+        """Items that each dictionary, list, set and queue holds now."""
         return [contents_of(container) for container in self.containers]
 
     def restore(self, contents: Sequence[Any]) -> None:
@@ -117,15 +121,15 @@ class Walk:
 
 
 def refill(container: Any, items: Any) -> None:
-    """Have a dictionary, list or set hold ``items`` instead."""
+    """Have a dictionary, list, set or queue hold ``items`` instead."""
     container.clear()
-    container.extend(items) if isinstance(container, list) else container.update(items)
+    container.extend(items) if isinstance(container, (list, deque)) else container.update(items)
 
 
 def contents_of(container: Any) -> Any:
     if isinstance(container, dict):
         return list(container.items())
-    return list(container) if isinstance(container, (list, set)) else None
+    return list(container) if isinstance(container, WRITTEN) else None
 
 
 def are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
@@ -167,7 +171,13 @@ def _is_open(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    """True if an object that is not looked into is told by its identity."""
+    """True if an object that is not looked into is told by its identity: it has nothing of its own that may change."""
+    if isinstance(value, (types.MethodType, functools.partial)):
+        return False
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+    if isinstance(value, types.FunctionType):
+        return not value.__closure__
     return isinstance(value, _FUNCTIONS) or (type(value).__hash__ is not None and not _has_slots(value))
 
 
@@ -211,8 +221,9 @@ def reachable(*roots: Any) -> Iterator[tuple[Any, str]]:
 
 
 def tables_of(value: Any) -> Any:
-    """The dictionary or list that an object is, or keeps its attributes or variables in; None where there is none."""
-    if isinstance(value, (dict, list)):
+    """The dictionary, list, set or queue that an object is, or keeps its attributes or variables in; None where there
+    is none."""
+    if isinstance(value, (dict, *WRITTEN)):
         return value
     if isinstance(value, types.FunctionType):
         return None if _is_of_libraries(value) else value.__globals__
@@ -245,8 +256,8 @@ def _reached(value: Any, path: str) -> Iterator[tuple[Any, str]]:
         yield value.__defaults__, f"{path}.defaults"
     elif isinstance(value, dict):
         yield from ((item, step_of(path, key, value)) for key, item in list(value.items()))
-    elif isinstance(value, (list, tuple)):
-        yield from ((item, f"{path}[{index}]") for index, item in enumerate(value))
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        yield from ((item, f"{path}[{index}]") for index, item in enumerate(list(value)))
     elif isinstance(value, types.ModuleType):
         if value.__name__.partition(".")[0] not in sys.stdlib_module_names | {"torch", "numpy", "pygraph"}:
             yield from ((item, f"{path}.{name}") for name, item in list(vars(value).items()) if _may_name(item))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ import torch
 
 from pygraph import compat
 from pygraph.errors import CaptureError
-from pygraph.graphs.held import PLAIN, TENSORS, bits_of
+from pygraph.graphs.held import PLAIN, TENSORS, WRITTEN, bits_of
 
 
 class OddError(Exception):
@@ -160,14 +160,12 @@ def _is_known(made: Any) -> bool:
 
 class Describer:
     """Describes values that a callable returns, or leaves. ``made`` are the tensors among them that it made.
-    ``arguments``: lists, dictionaries and nodes of pytrees that it was given."""
+    ``others``: lists, dictionaries and nodes of pytrees that were there before, and are not held."""
 
-    def __init__(self, given: Sequence[torch.Tensor], containers: Sequence[Any], arguments: Sequence[Any]) -> None:
-        self._arguments = {id(each) for each in arguments}
+    def __init__(self, given: Sequence[torch.Tensor], containers: Sequence[Any], others: Iterable[Any]) -> None:
+        self._others = {id(each) for each in others}
         self._given = {id(tensor): number for number, tensor in reversed(list(enumerate(given)))}
-        self._known = {
-            id(each): number for number, each in enumerate(containers) if isinstance(each, (dict, list, set))
-        }
+        self._known = {id(each): number for number, each in enumerate(containers) if isinstance(each, (dict, *WRITTEN))}
         self.made: list[torch.Tensor] = []
 
     def describe(self, value: Any) -> Any:
@@ -181,10 +179,9 @@ class Describer:
             return self._tensor(value)
         if id(value) in self._known:
             return Known(self._known[id(value)])
-        if id(value) in self._arguments:
-            raise CaptureError(
-                "unsupported-result", f"the callable returns, or leaves, a {kind.__name__} of its arguments"
-            )
+        if id(value) in self._others:
+            said = f"the callable returns, or leaves, a {kind.__name__} that is not held, and that it does not make"
+            raise CaptureError("unsupported-result", said)
         if kind in (list, tuple, set, frozenset):
             return Built(kind, tuple(map(self.describe, value)))
         if kind in (dict, OrderedDict):
@@ -213,22 +210,29 @@ class Describer:
 
 
 def _is_spent(tensor: torch.Tensor) -> bool:
-    """True if going back from ``tensor`` would meet a node whose tensors are freed, and raise."""
+    """True if each way back from ``tensor`` meets a node whose tensors are freed, and raises there."""
     seen: set[Any] = set()
-    waiting = [tensor.grad_fn]
+    waiting: list[Any] = [tensor.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node in seen or _is_freed(node):
             continue
         seen.add(node)
-        for name in dir(node):
-            if name.startswith("_saved_") or name == "saved_tensors":
-                try:
-                    getattr(node, name)
-                except RuntimeError as error:
-                    if "freed" in str(error):
-                        return True
-        waiting += [following for following, _ in node.next_functions]
+        following = [each for each, _ in node.next_functions if each is not None]
+        if not following:
+            return False
+        waiting += following
+    return True
+
+
+def _is_freed(node: Any) -> bool:
+    for name in dir(node):
+        if name.startswith("_saved_") or name == "saved_tensors":
+            try:
+                getattr(node, name)
+            except RuntimeError as error:
+                if "freed" in str(error):
+                    return True
     return False
 
 

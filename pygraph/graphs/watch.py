@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import struct
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
 
-import pygraph
 from pygraph import compat
 from pygraph.errors import CaptureError
 from pygraph.graphs.held import PLAIN, named_storages
@@ -24,7 +25,8 @@ _CONSTANT = 64
 """Most elements of a tensor that is made of Python numbers, on the CPU."""
 
 
-_HOMES = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, pygraph))
+_FOUND = (importlib.util.find_spec(name) for name in ("torch", "pygraph", "triton"))
+_HOMES = tuple(os.path.dirname(os.path.abspath(str(each.origin))) + os.sep for each in _FOUND if each is not None)
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 
 
@@ -33,12 +35,17 @@ def user_line(frame: types.FrameType | None = None) -> str | None:
     none."""
     frame = frame or sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        standard = name.startswith(_STANDARD) and "site-packages" not in name
-        if not standard and not name.startswith((*_HOMES, "<")):
+        if _is_users(frame):
+            name = frame.f_code.co_filename
             return f"{os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def _is_users(frame: types.FrameType) -> bool:
+    name = frame.f_code.co_filename
+    standard = name.startswith(_STANDARD) and "site-packages" not in name
+    return not standard and not name.startswith((*_HOMES, "<"))
 
 
 def origin_of_line(frame: types.FrameType | None = None) -> Origin:
@@ -59,6 +66,75 @@ def metadata() -> Iterator[None]:
     """Tensors are put over other memory here; nobody is to see that."""
     with compat.without_dispatch_modes(), torch.inference_mode(False), torch.no_grad():
         yield
+
+
+_UNKEYED = frozenset(
+    {"storage_offset", "untyped_storage", "storage", "_typed_storage", "is_shared", "data_ptr", "__dict__"}
+    | {"_is_view", "_base", "_version", "retains_grad"}
+)
+"""Attributes of all tensors that no key has."""
+
+_KEYED = frozenset(dir(torch.nn.Parameter)) - _UNKEYED
+_ALIGNMENT = 16
+"""Bytes by which the addresses of later calls are congruent to those of a capture."""
+
+
+class Address(int):
+    """An address that a callable reads in a capture: to be passed on, and not to decide by."""
+
+    def __add__(self, other: int) -> Address:
+        return Address(int(self) + other)
+
+    def __mod__(self, other: int) -> int:
+        return int(self) % other if other > 0 and _ALIGNMENT % other == 0 else self.__hash__()
+
+    def __hash__(self) -> int:
+        return int(_refuse_use("data_ptr"))
+
+    def __eq__(self, _: object) -> bool:
+        return bool(_refuse_use("data_ptr"))
+
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+    __and__ = __or__ = __xor__ = __sub__ = __rsub__ = __floordiv__ = __rshift__ = __eq__
+    __radd__ = __add__
+
+
+def _refuse_use(name: str) -> Any:
+    blame(f"Tensor.{name}", origin_of_line())
+    raise CaptureError("host-read", f"{name} of an argument, or of what is held, which no key has")
+
+
+@contextmanager
+def attributes_refused(tensors: Iterable[torch.Tensor], shown: Iterable[torch.Tensor]) -> Iterator[None]:
+    """In the block, Python code of this thread may neither use attributes that somebody has set on ``tensors``, nor
+    what no key has of them and of their views, in memory of ``shown``. Code of libraries that make kernels may. A use
+    raises CaptureError (``host-read``)."""
+    thread, storages, given = get_ident(), set(map(_storage, shown)), set(map(id, tensors))
+    get, put = torch.Tensor.__getattribute__, torch.Tensor.__setattr__
+
+    def watches(tensor: torch.Tensor, name: str) -> bool:
+        if get_ident() != thread or not _is_users(sys._getframe(2)):
+            return False
+        if name not in _UNKEYED:  # protocols of other libraries are no attributes that somebody sets
+            return id(tensor) in given and not name.startswith("__")
+        return get(tensor, "layout") is torch.strided and get(tensor, "untyped_storage")()._cdata in storages
+
+    def getattribute(tensor: torch.Tensor, name: str) -> Any:
+        if name in _KEYED or not watches(tensor, name):
+            return get(tensor, name)
+        return (lambda: Address(get(tensor, name)())) if name == "data_ptr" else _refuse_use(name)
+
+    def setattribute(tensor: torch.Tensor, name: str, value: Any) -> None:
+        if name not in _KEYED and watches(tensor, name):
+            _refuse_use(name)
+        put(tensor, name, value)
+
+    kind: Any = torch.Tensor
+    kind.__getattribute__, kind.__setattr__ = getattribute, setattribute
+    try:
+        yield
+    finally:
+        del kind.__getattribute__, kind.__setattr__
 
 
 Step = tuple[str, str, str | None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -140,10 +141,10 @@ def test_what_is_dropped_is_counted_and_forgotten() -> None:
     assert len({region.name for region in record.regions}) == 64
 
 
-@pytest.mark.parametrize("kind", ["dictionary", "attribute", "list", "variable", "nested"])
+@pytest.mark.parametrize("kind", ["dictionary", "attribute", "list", "queue", "set", "variable", "nested"])
 def test_tensors_that_are_kept_elsewhere_are_taken_out_and_the_call_is_refused(kind: str) -> None:
     """A call that captures finds nothing there that has no memory, and neither does its caller."""
-    kept: Any = SimpleNamespace(tables={}, last=None, made=[])
+    kept: Any = SimpleNamespace(tables={}, last=None, made=[], queue=deque(), met=set())
     variable, number = torch.zeros(4), [0]
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -155,6 +156,10 @@ def test_tensors_that_are_kept_elsewhere_are_taken_out_and_the_call_is_refused(k
             kept.last = made
         elif kind == "list":
             kept.made.append(made)
+        elif kind == "queue":
+            kept.queue.append(made)
+        elif kind == "set":
+            kept.met.add(made)
         elif kind == "nested":
             kept.last = SimpleNamespace(parts=(made,))
         else:
@@ -169,12 +174,44 @@ def test_tensors_that_are_kept_elsewhere_are_taken_out_and_the_call_is_refused(k
             "dictionary": [*kept.tables.values()],
             "attribute": [kept.last],
             "list": kept.made,
+            "queue": kept.queue,
+            "set": sorted(kept.met, key=lambda tensor: float(tensor[0])),
             "variable": [variable],
             "nested": [*getattr(kept.last, "parts", ())],
         }[kind]
         assert_same(seen[-1], torch.full((4,), 7.0 + call))
-        assert len(seen) == (call + 1 if kind in ("dictionary", "list") else 1)
+        assert len(seen) == (1 if kind in ("attribute", "variable", "nested") else call + 1)
     assert list(graph.record.refusals) == ["survivor"]
+
+
+@pytest.mark.parametrize("kind", [list, set, deque, dict])
+def test_a_container_of_before_is_left_where_it_was(kind: Any) -> None:
+    held, others = SimpleNamespace(place=None), [kind(), kind()]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        held.place = others[1]
+        return x + 1
+
+    graph = pygraph.graph(function, held=held)
+    for _ in range(5):
+        held.place = others[0]
+        graph(X)
+        assert held.place is others[1]
+    assert "unsupported-result" in graph.record.refusals
+
+
+def test_a_queue_that_is_held_is_written_by_a_replay() -> None:
+    held, twin = SimpleNamespace(queue=deque(maxlen=2)), deque(maxlen=2)
+
+    def function(x: torch.Tensor) -> None:
+        held.queue.append(x + 1)
+
+    graph = pygraph.graph(function, held=held)
+    for call in range(7):
+        graph(X + call)
+        twin.append(X + call + 1)
+        assert_same(list(held.queue), list(twin))
+    assert graph.record.replays
 
 
 def test_a_cache_of_a_function_that_is_filled_in_a_capture() -> None:

@@ -336,7 +336,7 @@ class Holder(torch.nn.Module):
         self.held = held
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.held, (set, frozenset, range)):
+        if isinstance(self.held, (set, frozenset, range, deque)):
             return x * len(self.held)
         if isinstance(self.held, enum.Enum):
             return x * (2 if isinstance(self.held, One) else 3)
@@ -369,11 +369,12 @@ def test_other_objects_count_by_identity(before: Any, after: Any) -> None:
     assert graph.record.captures == 2
 
 
-def test_sets_count_by_their_items() -> None:
-    model, x = Holder({1}), torch.ones(3)
+@pytest.mark.parametrize("held", [{1}, deque([1])], ids=["set", "queue"])
+def test_sets_and_queues_count_by_their_items(held: Any) -> None:
+    model, x = Holder(held), torch.ones(3)
     graph = pygraph.graph(model, held=model)
     replayed(graph, x, calls=3)
-    model.held.add(2)
+    held.add(2) if isinstance(held, set) else held.append(2)
     for _ in range(4):
         assert_same(graph(x), model(x))
     assert_same(is_replay(graph, x), model(x))
@@ -400,8 +401,19 @@ class Slots:
     scale: float
 
 
-@pytest.mark.parametrize("held", [Slots(2.0), deque([2.0]), np.ones(1)])
-def test_what_has_more_than_attributes_is_refused(held: Any) -> None:
+def _closure(scale: float) -> Any:
+    return lambda x: x * scale
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        *(Slots(2.0), np.ones(1), torch.nn.Dropout().forward, [].append),
+        *(functools.partial(Holder.forward, Holder(torch.sin)), _closure(2.0)),
+    ],
+    ids=["slots", "array", "method", "builtin", "partial", "closure"],
+)
+def test_what_is_not_looked_into_is_refused(held: Any) -> None:
     graph = pygraph.graph(lambda x: x * 2, held=[held])
     for _ in range(4):
         graph(torch.ones(3))

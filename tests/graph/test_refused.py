@@ -14,8 +14,9 @@ import torch
 
 import pygraph
 from pygraph.errors import CaptureError
+from pygraph.graphs.watch import attributes_refused
 from pygraph.runtime.calls import leaves
-from tests.graph.calls import assert_same, replayed
+from tests.graph.calls import assert_same, is_replay, replayed
 
 elsewhere = torch.full((3,), 2.0)
 
@@ -197,6 +198,63 @@ def test_a_refusal_that_the_callable_catches_is_one() -> None:
     assert graph.record.replays == 0
 
 
+READS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "offset": lambda x: x.storage_offset(),
+    "offset of a view": lambda x: x[1:].storage_offset(),
+    "size of the storage": lambda x: x.untyped_storage().nbytes(),
+    "view": lambda x: x._is_view(),
+    "base": lambda x: x._base is None,
+    "version": lambda x: x._version,
+    "shared": lambda x: x.is_shared(),
+    "attribute": lambda x: x.scale,
+    "missing attribute": lambda x: hasattr(x, "other"),
+    "dictionary": lambda x: vars(x)["scale"],
+    "written attribute": lambda x: setattr(x, "scale", 3.0) or 1.0,
+}
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["argument", "held"])
+@pytest.mark.parametrize("name", READS)
+def test_what_no_key_has_of_a_tensor_is_not_read(name: str, held: bool) -> None:
+    read, one, two = READS[name], torch.ones(4), torch.ones(20)[4:8].add_(1).add_(1)
+    one.scale, two.scale, two.other = 2.0, 3.0, 4.0  # type: ignore[attr-defined]
+    places = SimpleNamespace(x=one)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * float(read(places.x if held else x))
+
+    graph = pygraph.graph(function, held=places if held else ())
+    for x in (one, one, one, two, two):
+        places.x = x
+        assert_same(graph(x), function(x))
+    refusal = graph.record.refusals["host-read"]
+    assert refusal.loc is not None
+    assert "test_refused.py" in refusal.loc
+    assert not {"__getattribute__", "__setattr__"} & set(vars(torch.Tensor))
+
+
+def test_metadata_of_tensors_that_the_callable_makes_is_read() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        made = (x + 1)[1:]
+        made.scale = made.storage_offset() + made._version  # type: ignore[attr-defined]
+        return made * made.scale  # type: ignore[attr-defined]
+
+    graph = pygraph.graph(function)
+    replayed(graph, torch.ones(4), calls=3)
+    assert_same(is_replay(graph, torch.full((4,), 2.0)), torch.full((3,), 3.0))
+
+
+def test_an_address_that_is_read_in_a_capture_decides_nothing() -> None:
+    x = torch.ones(4)
+    with attributes_refused([x], [x]):
+        address = x.data_ptr() + 8
+        assert address % 16 == 8
+        for decide in (lambda: address % 64, lambda: address == 8, lambda: {address: 1}, lambda: address - 8):
+            with pytest.raises(CaptureError, match="data_ptr"):
+                decide()
+    assert int(address) == x.data_ptr() + 8
+
+
 def test_host_reads_of_what_is_held_are_refused() -> None:
     held = torch.ones(3)
     graph = pygraph.graph(lambda x: x * held.tolist()[0], held=held)
@@ -242,6 +300,22 @@ def test_a_result_that_autograd_could_go_back_from() -> None:
         assert "detach it" in _refusal(graph, "open-graph", torch.ones(3)).detail
         graph(torch.ones(3)).sum().backward()
     assert linear.weight.grad is not None
+
+
+def test_a_history_of_which_a_part_is_left() -> None:
+    used, left = (torch.ones(3, requires_grad=True) for _ in range(2))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        used.grad = None
+        loss = (used * used * x).sum()
+        loss.backward()
+        return loss + (left * left).sum()
+
+    graph = pygraph.graph(function, held=[used, left])
+    with torch.enable_grad():
+        for _ in range(5):
+            assert_same(torch.autograd.grad(graph(torch.ones(3)), left)[0], torch.full((3,), 2.0))
+    assert "open-graph" in graph.record.refusals
 
 
 def test_an_argument_with_a_history() -> None:

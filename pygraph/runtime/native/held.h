@@ -223,10 +223,10 @@ class Held {
         mapping.end = now.node;
         return true;
       }
-      case SEQUENCE: { // a list's, tuple's or set's type and length
+      case SEQUENCE: { // a list's, tuple's, set's or queue's type and length
         if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value) return false;
-        if (PyAnySet_Check(object)) {
-          if (PySet_GET_SIZE(object) != node.number) return false;
+        if (!PyList_Check(object) && !PyTuple_Check(object)) {
+          if (PyObject_Size(object) != node.number) return false;
           now.meet(object);
           if (node.number == 0) return true; // as most are
           for (auto each : py::handle(object)) {
