@@ -273,7 +273,7 @@ def one_rank_has_no_memory_to_compare(rank: Rank) -> None:
 
     def short(self: Any, *facts: Any) -> None:
         real(self, *facts)
-        self.over_budget = "none" if facts[-1] is not None else None
+        self.over_budget = None if self.together is None else "none"
 
     with only_on(rank, 1, compare._Trial, "__init__", short):
         counts = run(rank)

@@ -172,7 +172,8 @@ def test_two_hundred_sizes_that_return_in_turn_are_all_replayed() -> None:
     assert_replayed()
     assert pygraph.counters()["replays"] - replays == len(SIZES), figures()
     assert "evicted" not in pygraph.counters()
-    assert 0 < outside() - before <= held_bytes(w.device) - counted, figures()
+    grown = outside() - before  # none, where the driver has kept room of graphs that are gone
+    assert grown <= held_bytes(w.device) - counted, figures()
     pygraph.release()
     assert held_bytes(w.device) == 0
 
