@@ -119,6 +119,8 @@ class LaunchKind(Enum):
     MEMCPY = "memcpy"
     MEMSET = "memset"
     EAGER = "eager"  # an operator that each replay calls anew: ``Launch.eager`` says how
+    WHILE = "while"  # runs its body for as long as its predicate holds
+    IF = "if"  # runs its first body if its predicate holds, else the second one, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,13 @@ class Launch:
     """Of a device's kernel; None for all that is none."""
     code: Hashable = None
     """Beside kind and name, all of a kernel that is the same in each launch, at whatever sizes, in any process."""
+    bodies: tuple[Any, ...] = ()
+    """Of a loop or a branch: the programs that it runs (``nested``)."""
+
+    @property
+    def count(self) -> int:
+        """Launches that it stands for: itself, or those of its bodies."""
+        return sum(each.count for body in self.bodies for each in body.recording.launches) if self.bodies else 1
 
     @property
     def collective(self) -> bool:

@@ -24,7 +24,7 @@ An allocation is an argument's (``%arg``), the region's own (``%buf``), or one o
 word of a launch is a number, or an address: ``%buf0+512 reads[512:576]`` points 512 bytes into ``%buf0``, and the
 launch reads 64 bytes there. A range is of bytes of the allocation, all of them if it is left out; one with gaps is
 ``[begin:end:period:width]``. A launch has ``unknown_uses`` where nothing but its call's ``operands`` is known, or
-nothing at all.
+nothing at all. A loop or branch is followed by its bodies: ``body``, and a program.
 
 Addresses and handles of the process are left out: of signatures, the text says which are equal; of Python objects, it
 has the type. So is what a driver keeps (``payload``) and what only discovery looks at. A parsed program can be verified
@@ -64,7 +64,7 @@ from pygraph.program.recording import (
     Use,
     name_of,
 )
-from pygraph.text.reader import Lexeme, Reader, tokens
+from pygraph.text.reader import MAX_DEPTH, Lexeme, Reader, tokens
 from pygraph.text.words import NAME, QUOTED, WORD, quote, symbol_text, unquote
 
 _Key = tuple[AllocationKind, int]
@@ -173,7 +173,9 @@ class _Printer:
             if texts
         ]
         eager = "" if launch.eager is None else f" {_eager(launch.eager)}"
-        return f"l{launch.index} = {launch.kind.value} {quote(launch.name)} ({words}){eager}{_braces(facts)}"
+        text = f"l{launch.index} = {launch.kind.value} {quote(launch.name)} ({words}){eager}{_braces(facts)}"
+        bodies = ("\n".join(_Printer(body).lines()) for body in launch.bodies)
+        return "".join([text, *(f"\nbody {body}" for body in bodies)]).replace("\n", "\n    ")
 
     def word(self, launch: Launch, word: int) -> str:
         """Word ``word``, and how it is used."""
@@ -523,6 +525,9 @@ class _Parser(Reader):
             },
             "launches",
         )
+        bodies: list[Program] = []
+        while self.accept("body"):
+            bodies.append(self.body())
         self.inert[first:] = [replace(each, call=facts.get("call", "")) for each in self.inert[first:]]
         self.phases.append((self.phases[-1] + ("beside" not in facts)) if self.phases else 0)
         geometry = Geometry(facts["grid"], facts.get("block", ()), facts.get("shared", 0)) if "grid" in facts else None
@@ -547,8 +552,19 @@ class _Parser(Reader):
                 eager=eager,
                 operands=facts.get("operands"),
                 geometry=geometry,
+                bodies=tuple(bodies),
             )
         )
+
+    def body(self) -> Program:
+        """A program within this one, of which it knows nothing."""
+        inner = _Parser(self.text, self.source)
+        inner.depth, inner.next = self.depth + 1, self.next
+        if inner.depth > MAX_DEPTH:
+            raise self.error("bodies within bodies are too deep", self.next)
+        program = inner.program()
+        self.next = inner.next
+        return program
 
     def word(self, words: list[int], uses: list[Use]) -> None:
         launch, number, start = len(self.launches), len(words), 0

@@ -3,6 +3,7 @@
     numbers   launches, phases and allocations are numbered, and named where they exist
     words     each word has one owner, points to where it did when captured, and no address is left behind
     uses      what a launch is known to use lies inside of the allocation
+    bodies    what a loop or branch launches keeps all rules, and uses nothing that its launch does not say
     calls     operands and results of eager calls have memory of the right kind, and lie inside of it
     outputs   what is returned exists, and lies inside of its memory
     steps     each launch is part of one step, in order; eager calls are steps by themselves
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pygraph.errors import ProgramError
 from pygraph.program.dependences import accesses_of, chains
+from pygraph.program.nested import ARGUMENTS, PREDICATE, WORKSPACE, outside
 from pygraph.program.order import Order
 from pygraph.program.program import EagerStep, NonPointerWord, Program, Slot, returned_by_calls, used_by_calls
 from pygraph.program.recording import (
@@ -38,6 +40,7 @@ from pygraph.program.recording import (
     AllocationKind,
     Bytes,
     Launch,
+    LaunchKind,
     OutputKind,
     Recording,
     TensorLayout,
@@ -46,7 +49,7 @@ from pygraph.program.recording import (
 from pygraph.waits import Waits
 
 _Key = tuple[AllocationKind, int]
-INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
+INPUT, POOL, CONSTANT = AllocationKind.INPUT, AllocationKind.POOL, AllocationKind.CONSTANT
 
 Violation: TypeAlias = tuple[Launch | None, str]
 """The launch concerned, if it is one, and what is wrong."""
@@ -240,6 +243,80 @@ def stray_uses(recording: Recording, slots: Sequence[Slot]) -> Iterator[tuple[La
 
 def _uses(facts: _Facts) -> Iterator[Violation]:
     return stray_uses(facts.recording, facts.program.slots)
+
+
+# -- loops and branches ------------------------------------------------------------------------------------------------
+
+_BODIES = {LaunchKind.WHILE: (1,), LaunchKind.IF: (1, 2)}
+"""How many bodies a launch has, by kind."""
+
+
+def _bodies(facts: _Facts) -> Iterator[Violation]:
+    for launch in facts.launches:
+        if len(launch.bodies) not in _BODIES.get(launch.kind, (0,)):
+            yield launch, f"is of kind {launch.kind.value} and has {len(launch.bodies)} bodies"
+        if not launch.bodies:
+            continue
+        if (launch.index, PREDICATE) not in facts.slots or not launch.may_read(PREDICATE):
+            yield launch, "reads no predicate by its first word"
+        for use in launch.uses or ():
+            if use.writes and not use.reads:
+                yield launch, f"may leave what word {use.word} points to as it was, and says that it is overwritten"
+        for body in launch.bodies:
+            for detail in _wrong_body(facts, launch, body):
+                yield launch, f"has a body that {detail}"
+
+
+def _wrong_body(facts: _Facts, launch: Launch, body: Program) -> Iterator[str]:
+    """What is wrong with a body of ``launch``."""
+    inside = _Facts(body)
+    for name, rule in _RULES.items():
+        for inner, detail in rule(inside):
+            yield f"breaks the rule {name}: {'' if inner is None else f'l{inner.index} ({inner.name}) '}{detail}"
+            return
+    slots = {word: slot for (index, word), slot in facts.slots.items() if index == launch.index}
+    if body.calls or len(body.steps) > 1:
+        yield "is no single segment"
+    if body.recording.outputs or body.layout.fresh:
+        yield "returns something"
+    if body.recording.device != facts.recording.device:
+        yield f"runs on {body.recording.device}"
+    if any(each.random for each in body.recording.launches) and not launch.random:
+        yield "draws, which its launch does not say"
+    sizes = [(WORKSPACE, body.layout.nbytes)]
+    sizes += [(ARGUMENTS + index, each.nbytes) for (kind, index), each in inside.allocations.items() if kind is INPUT]
+    for word, nbytes in sizes:
+        slot = slots.get(word)
+        if nbytes and (slot is None or not 0 <= slot.offset <= facts.allocations[slot.key].nbytes - nbytes):
+            yield f"needs {nbytes} bytes at word {word}"
+            return
+    alignment, given = body.recording.alignment, slots.get(WORKSPACE)
+    if given is not None and (
+        given.kind is not POOL or facts.recording.alignment % alignment or given.offset % alignment
+    ):
+        yield f"needs a workspace that is aligned to {alignment} bytes"
+    known = list(accesses_of(facts.recording, facts.program.slots))[launch.index]
+    for inner, accesses in zip(inside.launches, accesses_of(body.recording, body.slots), strict=True):
+        if known is None:
+            continue
+        if accesses is None:
+            yield f"may use anything, by l{inner.index} ({inner.name}), which its launch does not say"
+        for access in accesses or ():
+            used = access if access.key[0] is CONSTANT else outside(body, access, slots)
+            if used is None or not any(_includes(each, used) for each in known):
+                reach = f"bytes {access.bytes.start} to {access.bytes.end} of {name_of(access.key)}"
+                yield f"{'writes' if access.writes else 'reads'} {reach}, which its launch does not say"
+    for index in body.written if known is None else ():
+        if (slot := slots.get(ARGUMENTS + index)) is not None and not launch.may_write(slot.word, slot.key):
+            yield f"may write {name_of((INPUT, index))}, which its launch does not say"
+    for slot in body.slots:
+        word = ARGUMENTS + slot.index if slot.kind is INPUT else WORKSPACE
+        if inside.launches[slot.launch].may_read(slot.word) and not launch.may_read(word):
+            yield f"may read {name_of(slot.key)}, which its launch does not say"
+
+
+def _includes(known: Access, access: Access) -> bool:
+    return known.key == access.key and known.bytes.covers(access.bytes) and known.writes >= access.writes
 
 
 # -- eager calls and outputs -------------------------------------------------------------------------------------------
@@ -500,6 +577,7 @@ _RULES: dict[str, Callable[[_Facts], Iterator[Violation]]] = {
     "numbers": _numbers,
     "words": _words,
     "uses": _uses,
+    "bodies": _bodies,
     "calls": _calls,
     "outputs": _outputs,
     "steps": _steps,

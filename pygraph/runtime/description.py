@@ -12,13 +12,14 @@ Whatever provides an address has ``patches``: the places that hold it. Native co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import torch
 
+from pygraph.program.nested import bodies_of
 from pygraph.program.program import EagerStep, Program, Slot
 from pygraph.program.recording import WAIT, AllocationKind, Output, OutputKind, TensorLayout
 
@@ -193,14 +194,15 @@ _INPUT, _POOL = AllocationKind.INPUT, AllocationKind.POOL
 
 
 def describe_region(
-    program: Program, arguments: Sequence[Any], place: Callable[[Slot], tuple[int, int] | None]
+    program: Program, arguments: Sequence[Any], places: Callable[[Slot], Iterable[tuple[int, int, int]]]
 ) -> RegionDescription:
     """The native region of a program.
 
     Args:
         program: the program, verified
         arguments: the stand-ins and values that were captured
-        place: number of a slot's launch, and the place in it; None for an operand of an eager call
+        places: which hold the address of a slot: the number of a launch, the place in it, and bytes from where the
+            slot's allocation begins; none of an operand of an eager call
     """
     steps, written = program.steps, program.written
     inputs = {a.index: a for a in program.recording.allocations if a.kind is _INPUT}
@@ -214,9 +216,7 @@ def describe_region(
         **{(_POOL, index): [] for step in steps for block in step.blocks for index in block[2]},
     }
     for slot in program.slots:
-        at = place(slot)
-        if at is not None:
-            patches[slot.key].append(Patch(*at, slot.offset))
+        patches[slot.key] += [Patch(*at) for at in places(slot)]
 
     def block(nbytes: int, died: int, offsets: Mapping[int, int]) -> Block:
         inside = ((patch, offset) for index, offset in offsets.items() for patch in patches[_POOL, index])
@@ -253,7 +253,7 @@ def describe_region(
             replace(output, index=numbers[output.index]) if output.kind is OutputKind.FRESH else output
             for output in program.recording.outputs
         ),
-        apart=program.order is not None,
+        apart=any(inner.order is not None for inner in (program, *bodies_of(program))),
     )
 
 

@@ -191,8 +191,9 @@ def _kernel(launch: Launch) -> str:
 
 
 def _is_closed(launch: Launch) -> bool:
-    """True if a launch is known to do nothing but to what it is given, so that it has no state of its own."""
-    return launch.uses is not None or launch.operands is not None or launch.eager is not None
+    """True if a launch is known to do nothing but to what it is given, so that it has no state of its own. What is in
+    bodies is always compared."""
+    return not launch.bodies and (launch.uses is not None or launch.operands is not None or launch.eager is not None)
 
 
 def _patched(program: Program) -> list[frozenset[int]]:

@@ -107,6 +107,11 @@ _GROUPS = {
         "an operator does what a graph, or this driver, cannot hold",
         "move the operator out of the compiled function, or use one that stays on the device",
     ),
+    "host-loop": Reason(
+        Lasting.SIZES,
+        "an iteration of a loop needs the host",
+        "move what needs it out of the loop",
+    ),
     "survivor": Reason(
         Lasting.SIZES,
         "a custom operator, or a callable, keeps memory that was allocated during the capture",

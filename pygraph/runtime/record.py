@@ -107,7 +107,7 @@ class RegionRecord:
 
     def describe(self, program: Program) -> None:
         """``program`` is replayed from now on."""
-        self.slots, self.launches = len(program.slots), len(program.recording.launches)
+        self.slots, self.launches = len(program.slots), sum(each.count for each in program.recording.launches)
         self.workspace_bytes = program.layout.nbytes
         self.timeline = timeline(program) or self.timeline
         self.passes = program.notes

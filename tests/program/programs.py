@@ -12,6 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from pygraph.program.dependences import in_lanes, order_of
+from pygraph.program.loops import Looped
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Geometry, Origin, Recording
 from pygraph.program.steps import with_steps
@@ -51,6 +52,28 @@ def mutating(args: list[Any]) -> Sequence[Any]:
     y.t().mul_(2.0)
     x[:2].copy_(torch.mm(y, y)[:2])
     return [torch.mm(hidden, y), y, x[1:]]
+
+
+def iterating(args: list[Any]) -> Sequence[Any]:
+    """An iteration of a loop: a state that is written anew, and a predicate."""
+    state, weight, goes = args
+    args.clear()
+    state.copy_(torch.tanh(torch.mm(state, weight)) + torch.sin(weight))
+    torch.lt(state.sum().reshape(1), 8.0, out=goes)
+    return [3]
+
+
+def looping(order: str) -> Callable[[], Program]:
+    """A loop over ``iterating``."""
+
+    @functools.cache
+    def make() -> Program:
+        args = [torch.randn(4, 4), torch.randn(4, 4), torch.tensor([True])]
+        found = capture(iterating, HostDriver(), args, None, (), order, Looped(2), name="loop")
+        assert isinstance(found, Captured), found
+        return found.program
+
+    return make
 
 
 def of(fn: Any, sizes: Sequence[Sequence[int]], eager: Sequence[str] = (), **options: Any) -> Callable[[], Program]:
@@ -103,6 +126,8 @@ CAPTURED: dict[str, Callable[[], Program]] = {
     "given": of(given, [(4, 4), (4, 4)], ("aten.cos_",)),
     "empty": of(empty, [(4, 4)]),
     "drawing": of(drawing, [(4, 4)]),
+    "looping": looping("program"),
+    "looping in order": looping("dependences"),
     "mutating": of(mutating, [(4, 4), (4, 4)]),
     **{name: compiled(name) for name in ("mlp", "branches", "planned", "draws", "cache", "train")},
 }

@@ -17,7 +17,7 @@ from pygraph.program.default import DEFAULT_PASSES, as_captured
 from pygraph.program.dependences import order_of
 from pygraph.program.order import Order
 from pygraph.program.program import GraphSegment, Layout, NonPointerWord, Program, Slot
-from pygraph.program.recording import AllocationKind, Output, OutputKind
+from pygraph.program.recording import AllocationKind, LaunchKind, Output, OutputKind
 from pygraph.program.rename import rename
 from pygraph.program.steps import with_steps
 from pygraph.program.text import parse_program, print_program
@@ -200,6 +200,28 @@ def both(*breaks: Break) -> Break:
     return broken
 
 
+def inside(change: Break) -> Break:
+    """A change of the first body of launch 0."""
+
+    def broken(made: Program) -> Program:
+        (body,) = made.recording.launches[0].bodies
+        return launch(0, bodies=(change(body),))(made)
+
+    return broken
+
+
+def using(word: int, **facts: Any) -> Break:
+    """Other facts of what launch 0 does to a word; without any, nothing."""
+
+    def broken(made: Program) -> Program:
+        uses = made.recording.launches[0].uses or ()
+        assert any(use.word == word for use in uses)
+        changed = [replace(use, **facts) if use.word == word else use for use in uses if facts or use.word != word]
+        return launch(0, uses=tuple(changed))(made)
+
+    return broken
+
+
 def eager(made: Program) -> Any:
     """The first eager call."""
     return made.calls[0].eager
@@ -267,6 +289,96 @@ BROKEN: dict[str, tuple[str, Break, str, str]] = {
     ),
     # uses
     "a shrunk allocation": ("mlp", allocation(POOL, 0, nbytes=64), "uses", "of %buf0, which has 64"),
+    # loops
+    "a loop without a body": ("looping", launch(0, bodies=()), "bodies", "l0 (loop) is of kind while and has 0 bodies"),
+    "an operator with a body": (
+        "looping",
+        launch(0, kind=LaunchKind.OPERATOR),
+        "bodies",
+        "is of kind operator and has 1",
+    ),
+    "a loop that reads no predicate": ("looping", using(0), "bodies", "reads no predicate by its first word"),
+    "a predicate that is none of memory": (
+        "looping",
+        both(using(0), launch(0, words=(0, 0, 0, 0, 0)), lambda made: replace(made, slots=())),
+        "bodies",
+        "reads no predicate",
+    ),
+    "a loop that surely writes": (
+        "looping",
+        using(2, reads=False),
+        "bodies",
+        "may leave what word 2 points to as it was",
+    ),
+    "a body that breaks a rule": (
+        "looping",
+        inside(without_slot(0, 0)),
+        "bodies",
+        "has a body that breaks the rule words: l0 (aten.mm.default) has a word 0 that is an address without a slot",
+    ),
+    "a body whose memory is shared": (
+        "looping",
+        inside(both(placed(1, 0), step(0, moved(0, 1, 0)))),
+        "bodies",
+        "breaks the rule layout: l1 (aten.tanh.default) uses %buf1, which shares bytes with %buf0",
+    ),
+    "a body in two segments": (
+        "looping",
+        inside(lambda made: with_steps(replace(made, layout=Layout(0, {}, (0, 1, 2, 3, 4))))),
+        "bodies",
+        "returns something",
+    ),
+    "a body elsewhere": ("looping", inside(recording(device="cuda")), "bodies", "runs on cuda"),
+    "a body that draws": ("looping", inside(launch(0, random=True)), "bodies", "draws, which its launch does not say"),
+    "a workspace that is too small for a body": (
+        "looping",
+        both(using(1, nbytes=128), layout(nbytes=128), allocation(POOL, 0, nbytes=128)),
+        "bodies",
+        "needs 192 bytes at word 1",
+    ),
+    "a workspace that is aligned to less": (
+        "looping",
+        inside(recording(alignment=128)),
+        "bodies",
+        "breaks the rule layout",
+    ),
+    "an argument of a body that is too small": (
+        "looping",
+        both(allocation(INPUT, 1, nbytes=32), using(3, nbytes=32)),
+        "bodies",
+        "needs 64 bytes at word 3",
+    ),
+    "a body that reads what its launch does not": ("looping", using(3), "bodies", "reads bytes 0 to 64 of %arg1"),
+    "a body that reads more than its launch": (
+        "looping",
+        using(3, nbytes=32),
+        "bodies",
+        "reads bytes 0 to 64 of %arg1, which its launch does not say",
+    ),
+    "a body that writes what its launch reads": (
+        "looping",
+        using(2, writes=False),
+        "bodies",
+        "writes bytes 0 to 64 of %arg0, which its launch does not say",
+    ),
+    "a body that may use anything": (
+        "looping",
+        inside(launch(1, uses=None)),
+        "bodies",
+        "may use anything, by l1 (aten.tanh.default), which its launch does not say",
+    ),
+    "a body that may write what its launch only reads": (
+        "looping",
+        launch(0, uses=None, read_only=frozenset([(INPUT, 0)])),
+        "bodies",
+        "may write %arg0, which its launch does not say",
+    ),
+    "a body that waits for too little": (
+        "looping in order",
+        inside(waiting(lambda waits: waits[1].clear())),
+        "bodies",
+        "breaks the rule waits: l1 (aten.tanh.default) does not wait for l0",
+    ),
     # eager calls
     "a shrunk operand of a call": (
         "calling",

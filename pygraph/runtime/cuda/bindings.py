@@ -13,7 +13,7 @@ from typing import Any
 
 from pygraph.errors import CaptureError
 
-__all__ = ["add_edges", "call", "load", "read_edges", "replace_edges", "succeeded"]
+__all__ = ["add_conditional", "add_edges", "call", "load", "read_edges", "replace_edges", "succeeded"]
 
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
@@ -78,6 +78,47 @@ def _change_edges(name: str, graph: int, edges: Sequence[tuple[int, int]], data:
     earlier, later = array(*(edge[0] for edge in edges)), array(*(edge[1] for edge in edges))
     if edges and function(graph, earlier, later, data, len(edges)):
         raise CaptureError("driver-error", f"{name} fails")
+
+
+class _ConditionalParams(ctypes.Structure):
+    """CUgraphNodeParams of a conditional node."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("reserved0", ctypes.c_int * 3),
+        ("handle", ctypes.c_uint64),
+        ("condition", ctypes.c_int),
+        ("size", ctypes.c_uint),
+        ("graphs", ctypes.POINTER(ctypes.c_void_p)),
+        ("context", ctypes.c_void_p),
+        ("rest", ctypes.c_char * 200),
+        ("reserved2", ctypes.c_longlong),
+    )
+
+
+_CONDITIONAL = 13
+"""CU_GRAPH_NODE_TYPE_CONDITIONAL."""
+
+
+def add_conditional(graph: int, context: int, handle: int, *, loop: bool, bodies: int) -> tuple[int, list[int]]:
+    """Add a conditional node to a graph, without edges: WHILE if it is a ``loop``, else IF. Returns it, and the graphs
+    of its ``bodies``, which are empty.
+
+    The function is called as CUDA 12.3 has it: ``cuda.bindings`` of different versions take other arguments. Raises
+    CaptureError (``host-loop``) where the driver has none.
+    """
+    try:
+        add = ctypes.CDLL("libcuda.so.1").cuGraphAddNode_v2
+    except (OSError, AttributeError) as error:
+        raise CaptureError("host-loop", f"the CUDA driver has no conditional nodes: {error}") from error
+    add.restype = ctypes.c_int
+    add.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_size_t, ctypes.c_void_p]
+    params = _ConditionalParams(type=_CONDITIONAL, handle=handle, condition=int(loop), size=bodies, context=context)
+    node = ctypes.c_void_p()
+    failed = add(ctypes.byref(node), graph, None, None, 0, ctypes.byref(params))
+    if failed:
+        raise CaptureError("host-loop", f"the CUDA driver makes no conditional node: error {failed}")
+    return int(node.value or 0), [int(params.graphs[number] or 0) for number in range(bodies)]
 
 
 def succeeded(result: Any) -> bool:

@@ -18,6 +18,7 @@ from pygraph.runtime.contract import Executable, NativeDriver, ScratchPool, Time
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.capture import DeviceCapture, check_arguments, payload_of
 from pygraph.runtime.cuda.executable import make_executable
+from pygraph.runtime.cuda.nested import make_nested
 from pygraph.runtime.cuda.spans import run_inside
 from pygraph.runtime.provenance import Refusal
 
@@ -62,7 +63,9 @@ class CudaDriver(NativeDriver):
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay, once for each recording. The executable outlives the recording."""
         payload = payload_of(program.recording)
-        return make_executable(self._device(payload.device), program, payload)
+        nested = any(launch.bodies for launch in program.recording.launches)
+        make = make_nested if nested else make_executable
+        return make(self._device(payload.device), program, payload)
 
     def generator(self, program: Program) -> torch.Generator | None:
         """The default generator of the region's device, if its capture advanced that, or eager calls may. Operators

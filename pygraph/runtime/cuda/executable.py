@@ -25,7 +25,7 @@ from pygraph.runtime.cuda.nodes import CopyNode, EventNode, KernelNode, Node
 from pygraph.runtime.cuda.phases import without
 from pygraph.runtime.description import describe_region
 
-__all__ = ["Part", "device_bytes", "drop_superseded", "make_executable", "split", "with_scratch"]
+__all__ = ["Part", "anchor_copies", "device_bytes", "drop_superseded", "make_executable", "split", "with_scratch"]
 
 
 def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
@@ -41,7 +41,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
     segments = [(step.begin, step.end) for step in program.steps if isinstance(step, GraphSegment)]
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
-        _anchor_copies(device.driver, program, nodes)
+        anchor_copies(device.driver, program, nodes)
         dropped = drop_superseded(device.driver, graph.raw_cuda_graph(), nodes)
         nodes = [None if launch in dropped else node for launch, node in enumerate(nodes)]
         order = None if program.order is None else program.order.without(dropped)
@@ -93,7 +93,7 @@ def with_scratch(program: Program, nodes: Sequence[Node | None]) -> list[Node | 
     return made
 
 
-def _anchor_copies(driver: ModuleType, program: Program, nodes: Sequence[Node | None]) -> None:
+def anchor_copies(driver: ModuleType, program: Program, nodes: Sequence[Node | None]) -> None:
     """Point the operands of copies that will be patched at ordinary memory before the graph is instantiated.
 
     An instantiated copy node accepts only addresses of the kind of memory that it was made with, and stand-ins are
@@ -253,9 +253,9 @@ def _native_region(
     where = {launch: (part.handles[launch], number) for number, part in enumerate(parts) for launch in part.handles}
     patched = dict.fromkeys(slot.launch for slot in program.slots)
 
-    def place(slot: Slot) -> tuple[int, int] | None:
+    def places(slot: Slot) -> list[tuple[int, int, int]]:
         node = nodes[slot.launch]
-        return None if node is None else (numbers[slot.launch], node.place(slot.word))
+        return [] if node is None else [(numbers[slot.launch], node.place(slot.word), slot.offset)]
 
     try:
         made = {
@@ -263,7 +263,7 @@ def _native_region(
         }
         numbers = {launch: number for number, launch in enumerate(made)}
         return native.CudaRegion(
-            describe_region(program, capture.arguments, place),
+            describe_region(program, capture.arguments, places),
             graph=graph,
             device=capture.device,
             random=capture.random,

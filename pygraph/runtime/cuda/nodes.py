@@ -135,6 +135,10 @@ class Node(ABC):
     def native(self, module: Any, handle: int, segment: int) -> Any:
         """What the native ``module`` patches node ``handle`` of ``segment`` by, which is like this one."""
 
+    @abstractmethod
+    def add_to(self, driver: ModuleType, graph: Any, context: Any) -> int:
+        """Add a node like this one to another ``graph``, without edges. Returns its handle."""
+
     def place(self, word: int) -> int:
         """Where the native struct writes word ``word``: an operand's number, or a byte of a kernel's parameters."""
         return word
@@ -167,6 +171,12 @@ class KernelNode(Node):
 
     def native(self, module: Any, handle: int, segment: int) -> Any:
         return module.KernelNode(handle, segment, self.blob, list(self.layout))
+
+    def add_to(self, driver: ModuleType, graph: Any, context: Any) -> int:  # noqa: ARG002
+        own = driver.CUgraphNode(self.handle)
+        made = call(driver.cuGraphAddKernelNode, graph, None, 0, call(driver.cuGraphKernelNodeGetParams, own))
+        call(driver.cuGraphKernelNodeCopyAttributes, made, own)
+        return int(made)
 
     def place(self, word: int) -> int:
         place, size = self.places[word]
@@ -215,6 +225,10 @@ class CopyNode(Node):
     def native(self, module: Any, handle: int, segment: int) -> Any:
         return module.CopyNode(handle, segment)
 
+    def add_to(self, driver: ModuleType, graph: Any, context: Any) -> int:
+        params = call(driver.cuGraphMemcpyNodeGetParams, driver.CUgraphNode(self.handle))
+        return int(call(driver.cuGraphAddMemcpyNode, graph, None, 0, params, context))
+
     def anchor(self, driver: ModuleType, words: Collection[int], memory: Sequence[int]) -> None:
         """Point ``words``, which will be patched, at ``memory`` (an address for each operand) until then: an
         instantiated copy accepts only addresses of the kind of memory that it was made with."""
@@ -243,6 +257,10 @@ class FillNode(Node):
     def native(self, module: Any, handle: int, segment: int) -> Any:
         return module.FillNode(handle, segment)
 
+    def add_to(self, driver: ModuleType, graph: Any, context: Any) -> int:
+        params = call(driver.cuGraphMemsetNodeGetParams, driver.CUgraphNode(self.handle))
+        return int(call(driver.cuGraphAddMemsetNode, graph, None, 0, params, context))
+
 
 @dataclass(frozen=True, slots=True)
 class EmptyNode(Node):
@@ -254,6 +272,9 @@ class EmptyNode(Node):
 
     def native(self, module: Any, handle: int, segment: int) -> Any:  # noqa: ARG002
         raise CaptureError("invalid-program", "a slot in a node without parameters")
+
+    def add_to(self, driver: ModuleType, graph: Any, context: Any) -> int:  # noqa: ARG002
+        return int(call(driver.cuGraphAddEmptyNode, graph, None, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +293,9 @@ class EventNode(EmptyNode):
         event = int(call(get, handle))
         name = "event record" if records else "event wait"
         return cls(int(handle), event, records), Launch(index, LaunchKind.OPERATOR, name, (), (event,), ())
+
+    def add_to(self, driver: ModuleType, graph: Any, context: Any) -> int:  # noqa: ARG002
+        raise CaptureError("host-loop", "a body waits for an event")
 
 
 _KINDS: dict[str, type[Node]] = {

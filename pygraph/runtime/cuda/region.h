@@ -38,8 +38,8 @@ struct Segment {
 
 class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
  public:
-  // `segments`: each one's graph and instance, which are handed over; those of the first, torch's `graph`, are not looked
-  // at. `nodes`: those that are patched. `offset`: where the generator's offset lies on the device, for a region with eager
+  // `segments`: each one's graph and instance, which are handed over; both 0 for the first, if that is torch's `graph`.
+  // `nodes`: those that are patched. `offset`: where the generator's offset lies on the device, for a region with eager
   // calls between launches that draw; else 0.
   CudaRegion(
       const py::object& described,
@@ -61,7 +61,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     for (const auto& node : nodes_) TORCH_CHECK(node->segment < segments.size(), "there is no such segment");
     for (const auto& [own, exec] : segments) {
       Segment segment;
-      if (segments_.empty()) {
+      if (own == 0) {
         segment.exec = reinterpret_cast<CUgraphExec>(graph_->raw_cuda_graph_exec());
       } else {
         segment.graph = reinterpret_cast<CUgraph>(own);

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.program.nested import Path, launches_of, words_at
 from pygraph.program.program import GraphSegment, Program, Slot
-from pygraph.program.recording import EagerCall, Launch, Recording
+from pygraph.program.recording import EagerCall, Launch, LaunchKind, Recording
 from pygraph.program.verify import verify
 from pygraph.runtime.contract import Executable, NativeDriver, ScratchPool
 from pygraph.runtime.description import describe_region
@@ -28,31 +29,51 @@ _GRAPH_BYTES, _LAUNCH_BYTES, _WORD_BYTES = 16 << 10, 1 << 10, 1 << 9
 
 def _host_bytes(program: Program) -> int:
     """Bytes that an executable of ``program`` takes at most."""
-    words = [len(launch.words) for launch in program.recording.launches]
+    words = [len(launch.words) for _, _, launch in launches_of(program)]
     return _GRAPH_BYTES + _LAUNCH_BYTES * len(words) + _WORD_BYTES * sum(words)
 
 
 def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
     """The native graph of ``program``. Raises CaptureError when it breaks a rule, or would replace a number."""
     verify(program)
-    _check_slots(program, capture)
-    launches: list[int] = []
-    first: list[int] = []
-    for step in (step for step in program.steps if isinstance(step, GraphSegment)):
-        first.append(len(launches))
-        captured, order = range(step.begin, step.end), program.order
-        launches += captured if order is None else order.sequence(step.begin, step.end)
-    numbers = {launch: number for number, launch in enumerate(launches)}  # none of an eager call
+    made: dict[Path, Any] = {}  # none of an eager call
+    segments = _segments(native, program, (), made)
+    numbers = {path: number for number, path in enumerate(made)}
 
-    def place(slot: Slot) -> tuple[int, int] | None:
-        return (numbers[slot.launch], slot.word) if slot.launch in numbers else None
+    def places(slot: Slot) -> list[tuple[int, int, int]]:
+        found = words_at(program, slot)
+        return [(numbers[path], word, delta) for path, word, delta in found if path in numbers]
 
     return native.HostGraph(
-        describe_region(program, capture.arguments, place),
-        launches=[_native_launch(native, program.recording.launches[i], capture.payloads[i]) for i in launches],
-        first=first,
+        describe_region(program, capture.arguments, places),
+        launches=list(made.values()),
+        segments=segments,
         exclusive=sorted(capture.exclusive),
     )
+
+
+def _segments(native: ModuleType, program: Program, path: Path, made: dict[Path, Any]) -> list[list[Any]]:
+    """The native launches of each segment, in the order in which they run. All that are ``made``, those of bodies among
+    them, are added by their paths."""
+    payloads = _payload(program.recording).payloads
+    for slot in program.slots:
+        payload = None if program.recording.launches[slot.launch].bodies else payloads[slot.launch]
+        if isinstance(payload, Kernel) and not payload.parameters[slot.word].is_pointer:
+            raise CaptureError("invalid-program", f"word {slot.word} of {payload.name} is no address")
+    segments: list[list[Any]] = []
+    for step in (step for step in program.steps if isinstance(step, GraphSegment)):
+        captured, order, launches = range(step.begin, step.end), program.order, list[Any]()
+        for index in captured if order is None else order.sequence(step.begin, step.end):
+            launch, at = program.recording.launches[index], (*path, index)
+            if launch.bodies:
+                inner = [_segments(native, body, (*at, number), made) for number, body in enumerate(launch.bodies)]
+                bodies = [[launch for segment in each for launch in segment] for each in inner]
+                made[at] = native.Nest(bodies, launch.kind is LaunchKind.WHILE)
+            else:
+                made[at] = _native_launch(native, launch, payloads[index])
+            launches.append(made[at])
+        segments.append(launches)
+    return segments
 
 
 def _native_launch(native: ModuleType, launch: Launch, payload: Payload) -> Any:
@@ -62,12 +83,11 @@ def _native_launch(native: ModuleType, launch: Launch, payload: Payload) -> Any:
     return native.Operator(*payload)
 
 
-def _check_slots(program: Program, capture: Recorder) -> None:
-    """No number of a kernel is replaced by an address."""
-    for slot in program.slots:
-        payload = capture.payloads[slot.launch]
-        if isinstance(payload, Kernel) and not payload.parameters[slot.word].is_pointer:
-            raise CaptureError("invalid-program", f"word {slot.word} of {payload.name} is no address")
+def _payload(recording: Recording) -> Recorder:
+    payload = recording.payload
+    if not isinstance(payload, Recorder):
+        raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
+    return payload
 
 
 class HostDriver(NativeDriver):
@@ -96,9 +116,7 @@ class HostDriver(NativeDriver):
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. The executable outlives the recording."""
-        payload = program.recording.payload
-        if not isinstance(payload, Recorder):
-            raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
+        payload = _payload(program.recording)
         libraries = (launch.library for launch in payload.payloads if isinstance(launch, Kernel))
         graph, kept = _make_graph(self._native, program, payload), (*payload.constants.values(), *libraries)
         return Executable(graph, kept, nbytes=_host_bytes(program))

@@ -4,6 +4,7 @@
 
 #include "../native/eager.h"
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -77,6 +78,46 @@ struct Launch {
   virtual ~Launch() = default;
   virtual void run() = 0;
   virtual Patch patch(size_t word, int64_t delta) = 0;
+};
+
+using Launches = std::vector<std::shared_ptr<Launch>>;
+
+// A loop or a branch. What its other words point to, launches of its bodies are told.
+struct Nest final : Launch {
+  std::vector<Launches> bodies;
+  bool repeats;
+  int64_t predicate = 0; // the address of a byte
+
+  Nest(std::vector<Launches> launches, bool is_loop) : bodies(std::move(launches)), repeats(is_loop) {}
+
+  Patch patch(size_t word, int64_t delta) override {
+    TORCH_CHECK(word == 0, "word ", word, " of a loop or branch is for its bodies");
+    return {&predicate, nullptr, delta};
+  }
+
+  void run() override {
+    auto looked = std::chrono::steady_clock::now();
+    while (holds()) {
+      run(0);
+      if (!repeats) return;
+      if (std::chrono::steady_clock::now() - looked < std::chrono::milliseconds(20)) continue;
+      look_at_signals();
+      looked = std::chrono::steady_clock::now();
+    }
+    if (!repeats && bodies.size() > 1) run(1);
+  }
+
+ private:
+  bool holds() const { return *reinterpret_cast<const volatile uint8_t*>(predicate) != 0; }
+
+  void run(size_t body) const {
+    for (const auto& each : bodies[body]) each->run();
+  }
+
+  static void look_at_signals() {
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
 };
 
 using Invoke = void (*)(void*, const int64_t*, const float*);

@@ -14,19 +14,18 @@ namespace pygraph {
 
 class HostGraph final : public Region<DispatchKey::CPU, Patch> {
  public:
-  // `first`: the launch that each segment begins with. `exclusive`: arguments, the first of them written, that must not
-  // overlap.
+  // `launches`: all that are patched; `segments`: those that run, in order. `exclusive`: arguments, the first of them
+  // written, that must not overlap.
   HostGraph(
       const py::object& described,
-      std::vector<std::shared_ptr<Launch>> launches,
-      std::vector<size_t> first,
+      const Launches& launches,
+      std::vector<Launches> segments,
       std::vector<std::pair<size_t, size_t>> exclusive)
       : Region(
             /*device=*/-1,
             described,
             [&](size_t launch, size_t word, int64_t delta) { return launches.at(launch)->patch(word, delta); }),
-        launches_(std::move(launches)),
-        first_(std::move(first)),
+        segments_(std::move(segments)),
         exclusive_(std::move(exclusive)) {}
 
   // Empties the list in the end. None: `args` is as it was. `answer` is called in the place of operators.
@@ -65,19 +64,16 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
   }
 
   bool launch(size_t segment, bool) override {
-    auto end = segment + 1 < first_.size() ? first_[segment + 1] : launches_.size();
-    for (auto i = first_[segment]; i < end; ++i) launches_[i]->run();
+    for (const auto& each : segments_[segment]) each->run();
     return true;
   }
 
   void release() override {
-    launches_.clear();
-    first_.clear();
+    segments_.clear();
     Region::release();
   }
 
-  std::vector<std::shared_ptr<Launch>> launches_;
-  std::vector<size_t> first_;
+  std::vector<Launches> segments_;
   std::vector<std::pair<size_t, size_t>> exclusive_;
 };
 
@@ -103,18 +99,18 @@ void bind(py::module_& m) {
   m.attr("NO_MEMORY") = kNoMemory;
   m.attr("MAX_WORDS") = kMaxWords;
   m.attr("MAX_FLOATS") = kMaxFloats;
-  using Launches = std::vector<std::shared_ptr<Launch>>;
   bind_region<HostGraph>(m, "HostGraph")
       .def(
-          py::init<const py::object&, Launches, std::vector<size_t>, std::vector<std::pair<size_t, size_t>>>(),
+          py::init<const py::object&, Launches, std::vector<Launches>, std::vector<std::pair<size_t, size_t>>>(),
           py::arg("described"),
           py::kw_only(),
           py::arg("launches"),
-          py::arg("first"),
+          py::arg("segments"),
           py::arg("exclusive"));
   py::class_<Launch, std::shared_ptr<Launch>>(m, "Launch");
   py::class_<Kernel, Launch, std::shared_ptr<Kernel>>(m, "Kernel")
       .def(py::init<uintptr_t, const std::vector<uint64_t>&, const std::vector<bool>&>());
+  py::class_<Nest, Launch, std::shared_ptr<Nest>>(m, "Nest").def(py::init<std::vector<Launches>, bool>());
   using Outputs = std::vector<std::optional<Tensor>>;
   py::class_<Operator, Launch, std::shared_ptr<Operator>>(m, "Operator")
       .def(py::init([](const OperatorCall& call, const std::vector<bool>& moves, const Outputs& outputs) {

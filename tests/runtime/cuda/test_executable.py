@@ -36,7 +36,7 @@ def test_every_patch_names_the_piece_that_its_intermediate_lies_in() -> None:
     table = discover(first, second)
     assert isinstance(table, SlotTable)
     program = with_steps(Program(first, table.slots, plan(first, table.slots)))
-    described = describe_region(program, (), lambda slot: (slot.launch, slot.word))
+    described = describe_region(program, (), lambda slot: [(slot.launch, slot.word, slot.offset)])
     (step,) = described.steps
     assert step.call is None
     assert [(block.nbytes, block.died) for block in step.blocks] == [(SIZE, 0)] * 4

@@ -45,7 +45,7 @@ def storing(native: Any, launch: Any, outputs: Sequence[Output], nbytes: int, wo
     owned = tuple((Patch(0, word + number, 0),) for number in range(len(outputs)))
     step = RegionStep(taken=tuple((number, nbytes) for number in range(len(outputs))))
     described = RegionDescription(owned=owned, steps=(step,), outputs=tuple(outputs))
-    return native.HostGraph(described, launches=[launch], first=[0], exclusive=[])
+    return native.HostGraph(described, launches=[launch], segments=[[launch]], exclusive=[])
 
 
 KINDS = ["", "i", "f", "fi", "if" * 7, "f" * 8, "i" * 20 + "f" * 8, "f" * 8 + "i" * 20, "fri" * 8, "ri" * 100 + "f"]

@@ -27,7 +27,7 @@ def passing(native: Any, captured: torch.Tensor, *, offset: int, alignment: int 
     nbytes = captured.numel() * captured.itemsize
     argument = Argument(captured, offset=offset, nbytes=nbytes, alignment=alignment)
     described = RegionDescription(arguments=(argument,), outputs=(Output(OutputKind.ARGUMENT, 0),))
-    return native.HostGraph(described, launches=[], first=[], exclusive=[])
+    return native.HostGraph(described, launches=[], segments=[], exclusive=[])
 
 
 def at_offset(offset: int) -> torch.Tensor:
@@ -157,4 +157,6 @@ def test_a_description_that_patches_what_is_not_there_makes_no_graph(native: Any
     owned, step = ((Patch(launch, place, 0),),), RegionStep(taken=((0, 8),))
     kernel = native.Kernel(1, [0] * 3, [False] * 3)
     with pytest.raises(IndexError):
-        native.HostGraph(RegionDescription(owned=owned, steps=(step,)), launches=[kernel], first=[0], exclusive=[])
+        native.HostGraph(
+            RegionDescription(owned=owned, steps=(step,)), launches=[kernel], segments=[[kernel]], exclusive=[]
+        )

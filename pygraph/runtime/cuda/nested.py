@@ -1,0 +1,222 @@
+"""Conditional nodes: graphs that run loops and branches on the device.
+
+    graph    set ─► WHILE          set: a kernel that gives the condition the value of the predicate's byte
+               body   kernel ─► copy ─► set
+
+The nodes of captured bodies are copied into the graphs that the driver makes for them. They are patched there, by the
+instance of the whole graph, like any others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.program.nested import Path, bodies_of, words_at
+from pygraph.program.program import Program, Slot
+from pygraph.program.recording import Launch, LaunchKind
+from pygraph.program.verify import verify, verify_edges
+from pygraph.runtime.contract import Executable
+from pygraph.runtime.cuda.bindings import add_conditional, add_edges, call, read_edges
+from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture, payload_of
+from pygraph.runtime.cuda.executable import anchor_copies, device_bytes, with_scratch
+from pygraph.runtime.cuda.nodes import KernelNode, Node
+from pygraph.runtime.description import describe_region
+
+__all__ = ["make_nested"]
+
+_SET_CONDITION = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+
+.extern .func cudaGraphSetConditional (.param .b64 handle, .param .b32 value);
+
+.visible .entry set_condition (.param .u64 condition, .param .u64 predicate)
+{
+    .reg .pred %holds;
+    .reg .b16 %byte;
+    .reg .b32 %value;
+    .reg .b64 %condition, %address;
+
+    ld.param.u64 %condition, [condition];
+    ld.param.u64 %address, [predicate];
+    cvta.to.global.u64 %address, %address;
+    ld.volatile.global.u8 %byte, [%address];
+    setp.ne.s16 %holds, %byte, 0;
+    selp.u32 %value, 1, 0, %holds;
+    {
+        .param .b64 first;
+        .param .b32 second;
+        st.param.b64 [first], %condition;
+        st.param.b32 [second], %value;
+        call.uni cudaGraphSetConditional, (first, second);
+    }
+    ret;
+}
+"""
+"""The kernel that sets a condition, as ``nvcc -ptx -rdc=true`` compiles ``cudaGraphSetConditional(condition,
+*predicate)``. The driver knows the function that it calls."""
+
+_LAYOUT, _PREDICATE = ((0, 8), (8, 8)), ((8, 8),)
+"""The (offset, size) of its parameters, and of the one that is the address of the predicate: word 0 of its launch."""
+
+
+def make_nested(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
+    """What replays ``program``, which has launches with bodies, in one graph. Raises CaptureError."""
+    verify(program)
+    if len(program.steps) > 1 or program.calls:
+        raise CaptureError("host-loop", "a loop or branch stands beside calls of the host")
+    payloads = [payload_of(each.recording) for each in (program, *bodies_of(program))]
+    if any(payload.random for payload in payloads):
+        raise CaptureError("host-loop", "it draws random numbers, which the host counts")
+    driver = device.driver
+    with torch.cuda.device(capture.device):
+        torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
+        graph, instance = call(driver.cuGraphCreate, 0), None
+        try:
+            made = _Nested(device)
+            made.fill(int(graph), program, ())
+            instance = call(driver.cuGraphInstantiate, graph, 0)
+            stream = torch.cuda.current_stream()
+            call(driver.cuGraphUpload, instance, driver.CUstream(stream.cuda_stream))
+            stream.synchronize()  # as ``split``
+            region = made.region(program, capture, (int(graph), int(instance)))
+        except BaseException:
+            if instance is not None:
+                call(driver.cuGraphExecDestroy, instance)
+            call(driver.cuGraphDestroy, graph)
+            raise
+    return Executable(region, [kept for each in payloads for kept in each.kept], nbytes=device_bytes(made.nodes, 1))
+
+
+@functools.cache
+def _setter(driver: ModuleType, context: int) -> Any:  # noqa: ARG001 - each context has its own
+    """The kernel that sets conditions, in a ``context``."""
+    module = call(driver.cuModuleLoadData, _SET_CONDITION + b"\0")
+    return call(driver.cuModuleGetFunction, module, b"set_condition")
+
+
+class _Nested:
+    """A graph that is being made of a program. ``made`` are its nodes by launch, as (node, handle): those of a loop or
+    branch are the kernels that set its condition."""
+
+    def __init__(self, device: DeviceCapture) -> None:
+        self._device, self._driver = device, device.driver
+        self._context = call(self._driver.cuCtxGetCurrent)
+        self.made: dict[Path, list[tuple[Node, int]]] = {}
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes, but for conditional ones."""
+        return [node for nodes in self.made.values() for node, _ in nodes]
+
+    def fill(self, graph: int, program: Program, path: Path) -> list[int]:
+        """Add ``program``, the one at ``path``, to a graph that is empty. Returns the nodes that nothing of it waits
+        for."""
+        launches, payload = program.recording.launches, payload_of(program.recording)
+        own = [None if launch.bodies else payload.nodes[launch.index] for launch in launches]
+        own = with_scratch(program, own)
+        anchor_copies(self._driver, program, own)
+        first, last = list[int](), list[int]()  # by launch: what waits for others, and what others wait for
+        for launch, node in zip(launches, own, strict=True):
+            at = (*path, launch.index)
+            if node is None:
+                begin, end = self._nest(graph, launch, at)
+            else:
+                begin = end = node.add_to(self._driver, self._driver.CUgraph(graph), self._context)
+                self.made[at] = [(node, begin)]
+            first.append(begin)
+            last.append(end)
+        pairs = _waits(program, payload, own)
+        add_edges(graph, [(last[earlier], first[later]) for earlier, later in pairs])
+        if program.order is not None:
+            told = [edge[:2] for edge in read_edges(graph)]
+            places = {(last[a], first[b]): (a, b) for a, b in pairs}
+            verify_edges(program, [places[edge] for edge in told if edge in places])
+        waited = {earlier for earlier, _ in pairs}
+        return [node for launch, node in enumerate(last) if launch not in waited]
+
+    def _nest(self, graph: int, launch: Launch, path: Path) -> tuple[int, int]:
+        """Add a loop or branch to a graph: the kernel that sets its condition first, and its conditional node."""
+        driver, repeats = self._driver, launch.kind is LaunchKind.WHILE
+        if not hasattr(driver, "cuGraphConditionalHandleCreate"):
+            raise CaptureError("host-loop", "cuda.bindings has no conditional nodes")
+        raw = driver.CUgraph(graph)
+        handle = int(call(driver.cuGraphConditionalHandleCreate, raw, self._context, 0, 0))
+        setters = self.made.setdefault(path, [])
+        begin = self._set(graph, handle, setters)
+        count = len(launch.bodies)
+        node, graphs = add_conditional(graph, int(self._context), handle, loop=repeats, bodies=count)
+        add_edges(graph, [(begin, node)])
+        for number, (inner, body) in enumerate(zip(graphs, launch.bodies, strict=True)):
+            ends = self.fill(inner, body, (*path, number))
+            if repeats:
+                again = self._set(inner, handle, setters)
+                add_edges(inner, [(end, again) for end in ends])
+        return begin, node
+
+    def _set(self, graph: int, handle: int, setters: list[tuple[Node, int]]) -> int:
+        """Add the kernel that sets a condition."""
+        driver = self._driver
+        values = (ctypes.c_uint64 * 2)(handle, 0)
+        pointers = (ctypes.c_void_p * 2)(ctypes.addressof(values), ctypes.addressof(values) + 8)
+        params = driver.CUDA_KERNEL_NODE_PARAMS()
+        params.func = _setter(driver, int(self._context))
+        for axis in "XYZ":
+            setattr(params, f"gridDim{axis}", 1)
+            setattr(params, f"blockDim{axis}", 1)
+        params.kernelParams = ctypes.addressof(pointers)
+        made = int(call(driver.cuGraphAddKernelNode, driver.CUgraph(graph), None, 0, params))
+        setters.append((KernelNode(made, struct.pack("<QQ", *values), _LAYOUT, _PREDICATE), made))
+        return made
+
+    def region(self, program: Program, capture: CudaCapture, segment: tuple[int, int]) -> Any:
+        """The native region that replays the graph and its instance ``segment``, which it owns."""
+        native, torch_graph = self._device.native, capture.graph
+        found = {slot: list(words_at(program, slot)) for slot in program.slots}
+        patched = dict.fromkeys(path for words in found.values() for path, _, _ in words)
+        numbers: dict[Path, list[int]] = {}
+        nodes: list[Any] = []
+        for path in patched:
+            numbers[path] = list(range(len(nodes), len(nodes) + len(self.made[path])))
+            nodes += [node.native(native, handle, 0) for node, handle in self.made[path]]
+
+        def places(slot: Slot) -> list[tuple[int, int, int]]:
+            return [
+                (number, node.place(word), delta)
+                for path, word, delta in found[slot]
+                for number, (node, _) in zip(numbers[path], self.made[path], strict=True)
+            ]
+
+        made = native.CudaRegion(
+            describe_region(program, capture.arguments, places),
+            graph=torch_graph,
+            device=capture.device,
+            random=False,
+            offset=0,
+            segments=[segment],
+            nodes=nodes,
+        )
+        capture.graph = None
+        return made
+
+
+def _waits(program: Program, payload: CudaCapture, own: Sequence[Node | None]) -> list[tuple[int, int]]:
+    """Which launches (earlier, later) wait for each other: by the program's order, else as captured."""
+    if program.order is not None:
+        return [(earlier, later) for later, waited in enumerate(program.order.edges) for earlier in waited]
+    if len(own) == 1:
+        return []
+    if payload.graph is None:
+        raise CaptureError("already-instantiated", "a capture makes one executable")
+    places = {node.handle: place for place, node in enumerate(own) if node is not None}
+    edges = read_edges(payload.graph.raw_cuda_graph())
+    return sorted({(places[earlier], places[later]) for earlier, later, _ in edges})
