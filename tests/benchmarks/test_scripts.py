@@ -6,13 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import capture_cost, compile_time, gpu_time, new_sizes, sizes, versions, warm_start
+from benchmarks import by_hand, callables, capture_cost, compile_time, gpu_time, new_sizes, sizes, versions, warm_start
+from pygraph.runtime.native_build import waiting_for_builds
 from pygraph.version import PACKAGE
 
 pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("fresh")]
@@ -102,3 +104,59 @@ def test_each_version_runs_its_own_package(tmp_path: Path) -> None:
     assert [run[side]["package"] for side in ("old", "new")] == [f"{folder}/pygraph" for folder in folders]
     assert run["old"]["result"] == run["new"]["result"]
     assert len(run["ratios"]) == 2
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, by_hand.Side]]:
+    """Both sides, in this process."""
+    monkeypatch.setattr(by_hand, "BLOCK_S", 0.0)
+    sides = {name: by_hand.Side(name, "cpu", True) for name in (by_hand.OURS, by_hand.THEIRS)}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.no_grad(), waiting_for_builds():
+        yield sides
+    torch.set_num_threads(threads)
+
+
+def test_callables_are_timed_by_turns(tmp_path: Path, small_blocks: dict[str, by_hand.Side]) -> None:
+    out, rows = tmp_path / "rows.json", ("mlp", "refused", "pieces")
+    found = by_hand.measure(rows, small_blocks, 2, 60.0, out, {"device": "cpu"})
+    told = json.loads(out.read_text())
+    assert (told["device"], told["min"], list(told["rows"])) == ("cpu", found["mlp"]["ratio"], list(found))
+    ours = {name: found[name]["ours"] for name in rows}
+    assert {name: (row["captures"], row["replays of a call"]) for name, row in ours.items()} == {
+        "mlp": (1, 1.0),
+        "refused": (0, 0.0),
+        "pieces": (3, 3.0),
+    }
+    assert ours["refused"]["reason"].startswith("host-read")
+
+
+def test_what_was_replaced_is_used(small_blocks: dict[str, by_hand.Side]) -> None:
+    row = small_blocks[by_hand.OURS].once("changes")
+    assert {(kind["wrong"], kind["captures"], kind["replayed"]) for kind in row.values()} == {(0, 0, 1.0)}
+    assert len(row) == 7
+
+
+def test_a_row_that_fails_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, small_blocks: dict[str, by_hand.Side]
+) -> None:
+    monkeypatch.setattr(by_hand.Side, "start", lambda side: None)
+    monkeypatch.setitem(callables.TIMED, "mlp", lambda side: 1 / 0)
+    found = by_hand.measure(("mlp", "held-300"), small_blocks, 1, 60.0, None, {})
+    assert found["mlp"]["error"] == "ZeroDivisionError: division by zero"
+    assert found["held-300"]["ours"]["captures"] == 1
+
+
+def test_a_side_that_dies_is_started_anew() -> None:
+    side = by_hand.Apart(by_hand.OURS, "cpu", True)
+    try:
+        with pytest.raises(RuntimeError, match="AttributeError"):
+            side.nothing()
+        side.end_by = 0.0
+        with pytest.raises(RuntimeError, match="took too long"):
+            side.end()
+        side.end_by = float("inf")
+        assert side.end() is None
+    finally:
+        side.process.kill()
