@@ -32,9 +32,11 @@ _LARGEST = 1 << 31
 _MARGIN = 0.9
 """The other form is taken if it takes less than this part of the time."""
 
-_ROUNDS, _LAUNCHES = 3, 20
-_ASLEEP = 1_000_000
-"""Cycles (about half a millisecond) that the device sleeps while the host issues a round."""
+_ROUNDS, _LAUNCHES = 16, 20
+_AGREE = 1.1
+"""The least time counts once another round took at most this much of it: other processes share the device."""
+_ASLEEP, _LONGEST = 1_000_000, 32_000_000
+"""Cycles (about half a millisecond) that the device sleeps while the host issues a round: at first, and at most."""
 
 
 class Times(NamedTuple):
@@ -198,19 +200,33 @@ def measure(bias: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Times:
             lambda: torch.addmm(a, b, c, out=out),
             lambda: torch.add(out, a, out=out),
         )
-        for form in forms:
-            form()
-        rounds = [[_round(form) for form in forms] for _ in range(_ROUNDS)]
-    return Times(*map(min, zip(*rounds, strict=True)))
+        return Times(*map(_least, forms))
 
 
-def _round(form: Callable[[], Any]) -> float:
-    """µs that the device takes for one launch of several in a row, which wait for it."""
+def _least(form: Callable[[], Any]) -> float:
+    """The least time of ``form``, in µs. Raises RuntimeError where rounds do not agree on one."""
+    form()
+    asleep, seen = _ASLEEP, list[float]()
+    for _ in range(_ROUNDS):
+        took = _round(form, asleep)
+        if took is None:
+            asleep = min(2 * asleep, _LONGEST)
+            continue
+        seen = sorted([*seen, took])[:2]
+        if len(seen) == 2 and seen[1] <= _AGREE * seen[0]:
+            return seen[0]
+    raise RuntimeError("the device is too busy to time a product")
+
+
+def _round(form: Callable[[], Any], asleep: int) -> float | None:
+    """µs that the device takes for one launch of several in a row, which wait for it; None if it had to wait for the
+    host, since its sleep was too short."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    compat.cuda_sleep(_ASLEEP)
+    compat.cuda_sleep(asleep)
     start.record()
     for _ in range(_LAUNCHES):
         form()
+    late = start.query()
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) / _LAUNCHES * 1000
+    return None if late else float(start.elapsed_time(end)) / _LAUNCHES * 1000

@@ -189,6 +189,30 @@ def test_where_nothing_can_be_measured_the_form_stays(timed: Any, monkeypatch: p
     assert names(gm) == [MM, ADD, RELU]
 
 
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([31.0, 30.5], 30.5),
+        ([2900.0, 31.0, 45.0, 30.0], 30.0),  # another process had the device
+        ([None, None, 31.0, 31.0], 31.0),  # the host was late
+        ([None] * 99, None),
+        ([2.0**number for number in range(99, 0, -1)], None),
+    ],
+)
+def test_a_time_counts_once_two_rounds_agree(
+    rounds: list[float | None], expected: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, sleeps = iter(rounds), list[int]()
+    monkeypatch.setattr(products, "_round", lambda form, asleep: sleeps.append(asleep) or next(left))
+    if expected is None:
+        with pytest.raises(RuntimeError, match="too busy"):
+            products._least(lambda: None)
+    else:
+        assert products._least(lambda: None) == expected
+    late = [took is None for took in rounds[: len(sleeps)]]
+    assert sleeps == [min(products._ASLEEP << sum(late[:number]), products._LONGEST) for number in range(len(sleeps))]
+
+
 @pytest.mark.usefixtures("fresh")
 def test_what_is_rewritten_after_inductors_passes_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(self: Products, gm: torch.fx.GraphModule) -> None:
