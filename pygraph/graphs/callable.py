@@ -32,6 +32,7 @@ from pygraph.graphs.watch import origin_of_line
 from pygraph.report.model import CALLABLE, GraphReport, RegionReport, open_report
 from pygraph.runtime import live
 from pygraph.runtime.critical import capturing, capturing_turn
+from pygraph.runtime.ledger import Ledger
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import reason_of
 from pygraph.runtime.region import Region, RegionOptions, RegionRecord
@@ -46,7 +47,7 @@ _PATIENCE = 16
 look."""
 
 _LOOKS = 1024
-"""Most of these, twice as many each time, where nothing is captured for good."""
+"""Most of these, twice as many each time, where nothing is captured for good, or no call is like an earlier one."""
 
 _MOST = 64
 """Structures of what is held, and entries of each, that are known at the same time."""
@@ -109,7 +110,7 @@ class Graph(Generic[P, R]):
         self.record = GraphRecord(getattr(function, "__qualname__", type(function).__name__))
         self._root, self._key, self._compare, self._eager = (held,), key, compare, tuple(eager)
         self._options, self._settings, self._owner = options, Settings.make(options), live.owner()
-        self._made = 0
+        self._made, self._ledger = 0, Ledger()
         self._looks: OrderedDict[Hashable, Look] = OrderedDict()
         self._look: Look | None = None
         self._report: GraphReport | None = None
@@ -193,6 +194,7 @@ class Graph(Generic[P, R]):
             key.append(layouts_of(shared, every))
         whole = (tuple(key), facts, shared, torch.get_float32_matmul_precision())
         found = look.entries.get(whole)
+        new = found is None
         if found is None:
             made = self._entry(look, whole, every, facts, shared)
             if isinstance(made, Refusal):
@@ -203,7 +205,7 @@ class Graph(Generic[P, R]):
             if outputs is not None:
                 return self._leave(found, outputs, every, containers)
         call = Call(args, kwargs, every, self._root, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
-        return self._look_up(found, call, look, containers)
+        return self._look_up(found, call, look, containers, new=new)
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
@@ -305,6 +307,7 @@ class Graph(Generic[P, R]):
                 label=f"captured callable {name}",
                 options=RegionOptions(
                     capture_after=settings.capture_after,
+                    ledger=settings.ledger,
                     memory_limit=settings.memory_limit,
                     verify_every=settings.verify_every,
                     order=settings.order,
@@ -315,6 +318,7 @@ class Graph(Generic[P, R]):
                 origins=origin_of_line,
                 eager=self._eager,
                 uncaptured=entry.answer,
+                whole=self._ledger,
             )
         look.entries[key] = entry
         while len(look.entries) > _MOST:
@@ -328,8 +332,8 @@ class Graph(Generic[P, R]):
 
     # -- calls that are no mere replays --------------------------------------------------------------------------------
 
-    def _look_up(self, entry: Entry, call: Call, look: Look, containers: Sequence[Any]) -> Any:
-        """A call that was not replayed at once."""
+    def _look_up(self, entry: Entry, call: Call, look: Look, containers: Sequence[Any], *, new: bool) -> Any:
+        """A call that was not replayed at once. ``new``: the first of its entry."""
         region, record = entry.region, entry.region.record
         signature = signature_of(call.tensors) if entry.pending or not record.replays else None
         captures = record.captures
@@ -352,11 +356,13 @@ class Graph(Generic[P, R]):
             refusal = next(reversed(record.refusals.values()), Refusal("uncaptured", record.reason))
             self._note(refusal, record.reason)
             lasts = record.state is State.UNCAPTURED and not reason_of(refusal.reason).may_pass
-            self._waste(4 if lasts else 1, region if lasts else None)
+            self._waste(lasts=lasts, region=region if lasts else None)
         elif not capturing:  # or another thread's turn is over soon
-            self._waste(1, None)
-            if self._skip:
+            self._waste(lasts=new and self._skips > 0)
+            if self._skip and new:
                 self.record.reason = "no call had the plain values and the held structure of an earlier one"
+            elif self._skip and record.ledger is not None and record.ledger.declined:
+                self.record.reason = "captures have not paid so far: another one waits until it would"
         return call.returned
 
     def _confirm(self, entry: Entry, call: Call, signature: Hashable) -> bool:
@@ -402,7 +408,7 @@ class Graph(Generic[P, R]):
 
     def _refused(self, refusal: Refusal, args: Any, kwargs: Any) -> Any:
         self._note(refusal)
-        self._waste(1, None)
+        self._waste(lasts=self._skips > 0 and not reason_of(refusal.reason).may_pass)
         return self._run(args, kwargs)
 
     def _note(self, refusal: Refusal, reason: str | None = None) -> None:
@@ -414,12 +420,12 @@ class Graph(Generic[P, R]):
         if self._settings.strict:
             raise CaptureError("strict", f"{self.record.name} cannot be captured: {self.record.reason}")
 
-    def _waste(self, calls: int, region: Region | None) -> None:
-        """A call was looked at in vain: after some in a row, so many run without a look. ``region``: one that captures
-        nothing any more."""
-        self._patience -= calls
+    def _waste(self, *, lasts: bool, region: Region | None = None) -> None:
+        """A call was looked at in vain: after some in a row, so many run without a look. ``lasts``: so will the next
+        most likely be. ``region``: one that captures nothing any more."""
+        self._patience -= 4 if lasts else 1
         if self._patience <= 0:
-            self._skips = min(2 * self._skips or _PATIENCE, _LOOKS if region is not None else 4 * _PATIENCE)
+            self._skips = min(2 * self._skips or _PATIENCE, _LOOKS if lasts else 4 * _PATIENCE)
             self._skip, self._patience, self._waits_for = self._skips, 4, region
 
 

@@ -66,6 +66,7 @@ class Ledger:
     """The sum of a region.
 
     Args:
+        whole: the sum of all regions of one callable, which decides, if there is one
         attempts: captures that were tried
         spent_us: µs that they took on top of the calls that they were in
         cost_us: µs of the cheapest of them
@@ -74,6 +75,7 @@ class Ledger:
         declined: calls that ran uncaptured because another capture would not have paid
     """
 
+    whole: Ledger | None = None
     attempts: int = 0
     spent_us: float = 0.0
     cost_us: float = 0.0
@@ -95,14 +97,20 @@ class Ledger:
     def captured(self, account: Account, seconds: float, *, ran: bool) -> None:
         """A call that captured, or tried to, took so long. ``ran``: with an uncaptured call; else it was replayed."""
         cost = 1e6 * seconds - (min(account.uncaptured, 1e6 * seconds) if ran else 0.0)
-        self.attempts += 1
-        self.spent_us += cost
-        self.cost_us = cost if self.attempts == 1 else min(self.cost_us, cost)
+        for each in self._sums:
+            each.attempts += 1
+            each.spent_us += cost
+            each.cost_us = cost if each.attempts == 1 else min(each.cost_us, cost)
+
+    @property
+    def _sums(self) -> tuple[Ledger, ...]:
+        return (self,) if self.whole is None else (self, self.whole)
 
     @property
     def owed_us(self) -> float:
         """µs that replays have to save until another capture is paid for; at most 0 where it is, or is on credit."""
-        return (self.attempts + 1 - CREDIT) * self.cost_us - self.saved_us
+        every = self.whole or self
+        return (every.attempts + 1 - CREDIT) * every.cost_us - every.saved_us
 
     def settle(self, replays: int, account: Account | None = None) -> None:
         """Count those of so many ``replays`` of the region that are not counted yet, and take further ones for those of
@@ -110,14 +118,16 @@ class Ledger:
         new, self._seen = replays - self._seen, replays
         current = self._replaying
         if new > 0 and max(current.uncaptured, current.replayed) < inf:
-            self.saved_us += new * current.saving
-            self.replays += new
+            for each in self._sums:
+                each.saved_us += new * current.saving
+                each.replays += new
         if account is not None:
             self._replaying = account
 
     def forgive(self) -> None:
         """Begin anew: the user wants captures to be tried."""
-        self.attempts, self.spent_us, self.cost_us = 0, 0.0, 0.0
+        for each in self._sums:
+            each.attempts, each.spent_us, each.cost_us = 0, 0.0, 0.0
 
     def consents(self, account: Account, calls: int) -> bool:
         """True if a variant may be captured that ran ``calls`` times uncaptured; counts a call where it may not."""
@@ -126,11 +136,12 @@ class Ledger:
         return agreed
 
     def _pays(self, account: Account, calls: int) -> bool:
-        if not self.attempts or self.owed_us <= 0:
+        every = self.whole or self
+        if not every.attempts or self.owed_us <= 0:
             return True
-        cost = self.cost_us
-        saving = self.saved_us / self.replays if self.replays else _HOPED * account.uncaptured
+        cost = every.cost_us
+        saving = every.saved_us / every.replays if every.replays else _HOPED * account.uncaptured
         if calls < 2 or saving < _LEAST * account.uncaptured:  # the only one may have loaded kernels
             return False
-        needed = account.patience * cost * (DEAR if calls >= account.patience * RETURNS and self.replays else 1.0)
+        needed = account.patience * cost * (DEAR if calls >= account.patience * RETURNS and every.replays else 1.0)
         return calls * min(saving, account.uncaptured) >= needed

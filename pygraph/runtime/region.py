@@ -58,6 +58,7 @@ class Region:
         eager: operators (without overloads) that replays call, beside those that turn out to fail in a capture
         clock: seconds
         uncaptured: what runs calls that are not replayed, and is compared with new captures (default: ``fn``)
+        whole: the sum of all regions that have to pay together, of which this is one
     """
 
     def __init__(
@@ -75,12 +76,13 @@ class Region:
         eager: Iterable[str] = (),
         clock: Callable[[], float] = perf_counter,
         uncaptured: Callable[[list[Any]], Sequence[Any]] | None = None,
+        whole: Ledger | None = None,
     ) -> None:
         options = options or RegionOptions()
         facts = {"held": frozenset(held), "lent": frozenset(lent), "name": label or name}
         self.owner = live.owner()
         subject = Subject(fn, uncaptured or fn, driver, facts, options, self.owner, origins or {}, on_capture, clock)
-        self._ledger = Ledger() if options.ledger else None
+        self._ledger = Ledger(whole) if options.ledger else None
         table = VariantTable(options.capture_after - 1)
         self.record = RegionRecord(name, ledger=self._ledger, _table=table)
         self._driver, self._clock = driver, clock

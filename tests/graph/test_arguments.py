@@ -148,7 +148,7 @@ def test_an_argument_that_is_returned_is_that_object() -> None:
 
 @pytest.mark.parametrize("value", [None, 3, 2.5, "text", (), []])
 def test_plain_results(value: Any) -> None:
-    graph = pygraph.graph(lambda x: (x.add_(1), value)[1])
+    graph = pygraph.graph(lambda x: (x.add_(1), copy.copy(value))[1])
     x = torch.zeros(2)
     for _ in range(4):
         assert graph(x) == value

@@ -443,6 +443,42 @@ def test_what_is_refused_for_good_costs_next_to_nothing() -> None:
     assert best(graph) - best(function) < 10e-6
 
 
+NEVER: dict[str, Callable[..., torch.Tensor]] = {
+    "refused for good": lambda x, number: x * x.sum().item(),
+    "always another value": lambda x, number: x * number,
+    "an argument of another kind": lambda x, number: x * 2,
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_calls_that_find_nothing_are_not_looked_at(name: str) -> None:
+    """Of such a call, neither arguments nor what is held is read, nor is a key asked for."""
+    looks: list[int] = []
+    graph = pygraph.graph(NEVER[name], held=torch.nn.Linear(2, 2), key=lambda x, number: looks.append(0))
+    for call in range(8000):
+        assert_same(
+            graph(torch.ones(2), SimpleNamespace() if "kind" in name else call), NEVER[name](torch.ones(2), call)
+        )
+    assert len(looks) < 80
+
+
+@pytest.mark.parametrize("every", [2, 3, 7])
+def test_structures_that_change_before_captures_pay_are_captured_three_times(every: int) -> None:
+    net = torch.nn.Linear(2, 2)
+    net.scale, looks = 0, []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return net(x) * net.scale
+
+    graph = pygraph.graph(function, held=net, key=looks.append, options={"ledger": True})
+    for call in range(3000):
+        net.scale = call // every
+        assert_same(graph(torch.ones(2)), function(torch.ones(2)))
+    assert graph.record.captures <= 4
+    assert len(looks) < 150
+    assert graph.record.reason
+
+
 def test_what_is_refused_is_tried_again_when_asked() -> None:
     config = {"reads": True}
     graph = pygraph.graph(lambda x: x * x.sum().item() if config["reads"] else x * 2)
