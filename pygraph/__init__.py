@@ -13,7 +13,7 @@ from pygraph.version import __version__
 
 if TYPE_CHECKING:
     from pygraph.api import Explanation, counters, explain, region_counters, reports, reset
-    from pygraph.graphs import graph
+    from pygraph.graphs import graph, loop
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.pipeline import register
     from pygraph.preparation import Prepared, prepare
@@ -34,6 +34,7 @@ __all__ = [
     "counters",
     "explain",
     "graph",
+    "loop",
     "on_event",
     "prepare",
     "region_counters",
@@ -47,7 +48,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("Explanation", "counters", "explain", "region_counters", "reports", "reset"), "pygraph.api"),
-    "graph": "pygraph.graphs",
+    **dict.fromkeys(("graph", "loop"), "pygraph.graphs"),
     **dict.fromkeys(("Pass", "PassContext", "PassResult"), "pygraph.passes.base"),
     **dict.fromkeys(("Prepared", "prepare"), "pygraph.preparation"),
     "register": "pygraph.passes.pipeline",

@@ -29,6 +29,7 @@ from pygraph.graphs.entry import Call, Entry, Look, current, groups_of, layouts_
 from pygraph.graphs.held import Walk, refill
 from pygraph.graphs.values import OddError, make, read
 from pygraph.graphs.watch import origin_of_line
+from pygraph.program.default import LaunchPasses
 from pygraph.report.model import CALLABLE, GraphReport, RegionReport, open_report
 from pygraph.runtime import live
 from pygraph.runtime.critical import capturing, capturing_turn
@@ -110,6 +111,8 @@ class Graph(Generic[P, R]):
         self.record = GraphRecord(getattr(function, "__qualname__", type(function).__name__))
         self._root, self._key, self._compare, self._eager = (held,), key, compare, tuple(eager)
         self._options, self._settings, self._owner = options, Settings.make(options), live.owner()
+        self._answering: Callable[..., Any] = function
+        """What answers calls that are no replays."""
         self._made, self._ledger = 0, Ledger()
         self._looks: OrderedDict[Hashable, Look] = OrderedDict()
         self._look: Look | None = None
@@ -143,7 +146,7 @@ class Graph(Generic[P, R]):
 
     def _run(self, args: Any, kwargs: Any) -> R:
         self.record.uncaptured += 1
-        return self.function(*args, **kwargs)
+        return cast("R", self._answering(*args, **kwargs))
 
     def _still_skips(self) -> bool:
         region = self._waits_for
@@ -277,7 +280,7 @@ class Graph(Generic[P, R]):
             said = f": {path} is not on the device that the others are on" if path else ""
             return Refusal("several-devices", f"arguments, and what is held, are on {named}{said}")
         device = next(iter(devices), self._driver.current_device())
-        entry = Entry(self.function, device, verifies=self._settings.verify_every > 0)
+        entry = Entry(self.function, self._answering, device, verifies=self._settings.verify_every > 0)
         entry.groups = groups_of(shared)
         first = {group.members[0]: group for group in entry.groups}
         others = {number for group in entry.groups for number in group.members[1:]}
@@ -311,7 +314,7 @@ class Graph(Generic[P, R]):
                     memory_limit=settings.memory_limit,
                     verify_every=settings.verify_every,
                     order=settings.order,
-                    launch_passes=settings.launches(),
+                    launch_passes=self._launches(look, entry),
                     exempt=exempt,
                 ),
                 held=range(len(entry.plan)),
@@ -329,6 +332,10 @@ class Graph(Generic[P, R]):
                 RegionReport(len(self._report.regions), (), (), (), True, "", entry.region.record)
             )
         return entry
+
+    def _launches(self, look: Look, entry: Entry) -> LaunchPasses:  # noqa: ARG002 - of loops
+        """The passes over captured launches."""
+        return self._settings.launches()
 
     # -- calls that are no mere replays --------------------------------------------------------------------------------
 

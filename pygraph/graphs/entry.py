@@ -179,8 +179,10 @@ def groups_of(shared: bytes) -> list[Group]:
 class Entry:
     """Calls of one key. Its region takes each tensor, or, for those that share memory, all of that memory as bytes."""
 
-    def __init__(self, function: Callable[..., Any], device: torch.device, *, verifies: bool) -> None:
-        self.function, self.device, self.verifies = function, device, verifies
+    def __init__(
+        self, function: Callable[..., Any], answering: Callable[..., Any], device: torch.device, *, verifies: bool
+    ) -> None:
+        self.function, self.answering, self.device, self.verifies = function, answering, device, verifies
         self.left: list[Left] = []
         self.pending: dict[Hashable, list[Step]] = {}
         """The operators of captures that no other call has confirmed, by the signature of theirs."""
@@ -216,7 +218,7 @@ class Entry:
         args.clear()
         watched = call.stood or self.verifies
         before = Before(call) if watched else None
-        call.returned = self.function(*call.args, **call.kwargs)
+        call.returned = self.answering(*call.args, **call.kwargs)
         call.answered = True
         if before is None:
             return []

@@ -1,0 +1,310 @@
+"""Loops: one replay runs a step as often as the device decides, and does what a loop in Python does, bit by bit."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import pygraph
+from pygraph.graphs import Looped
+from tests.graph.calls import assert_same
+
+WEIGHT = torch.randn(4, 4)
+
+
+def plain(
+    step: Callable[[Any], Any],
+    state: Any,
+    steps: int,
+    until: Callable[[Any], Any] | None = None,
+    collect: Callable[[Any], Any] | None = None,
+) -> tuple[Any, int, list[Any]]:
+    """The loop in Python."""
+    count, rows = 0, []
+    state = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, state)
+    with torch.no_grad():
+        while count < steps and not (until is not None and until(state)):
+            state, count = step(state), count + 1
+            if collect is not None:
+                rows.append(collect(state))
+    return state, count, rows
+
+
+def assert_loop(found: Looped, expected: tuple[Any, int, list[Any]]) -> None:
+    state, count, rows = expected
+    assert found.count.item() == count
+    for one, other in zip(pytree.tree_leaves(found.state), pytree.tree_leaves(state), strict=True):
+        if isinstance(one, torch.Tensor):
+            assert_same(one.contiguous(), other.contiguous())  # strides are those of the first state
+        else:
+            assert one == other
+    for number, row in enumerate(rows):
+        for one, other in zip(pytree.tree_leaves(found.collected), pytree.tree_leaves(row), strict=True):
+            assert_same(one[number], other)
+
+
+@torch.library.custom_op("tests::hosted", mutates_args=())
+def hosted(x: torch.Tensor) -> torch.Tensor:
+    """An operator that replays call."""
+    return x.abs()
+
+
+@hosted.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def pair() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, 4), torch.randn(4, 4)
+
+
+STEPS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "two values": (lambda s: (torch.tanh(s[0] @ WEIGHT), s[0] + s[1]), pair),
+    "values that change places": (lambda s: (s[1], s[0]), pair),
+    "values that move on": (lambda s: (s[1], s[1] * s[0]), pair),
+    "a view of what is carried": (lambda s: (s[0].t(), s[1]), pair),
+    "a part of what is carried": (lambda s: (s[1].flip(0)[:], s[0][:2].repeat(2, 1)), pair),
+    "written in place": (lambda s: (s[0].mul_(0.5), s[1].add_(s[0])), pair),
+    "written in place and handed on": (lambda s: (s[1], s[0].mul_(0.5)), pair),
+    "a dictionary with numbers": (
+        lambda s: {"x": s["x"] * s["scale"], "scale": s["scale"], "n": s["n"] + 1},
+        lambda: {"x": torch.randn(3), "scale": 1.5, "n": torch.tensor(0)},
+    ),
+    "a tensor": (lambda s: torch.sin(s @ WEIGHT), lambda: torch.randn(4, 4)),
+    "strides": (lambda s: torch.sin(s).contiguous(), lambda: torch.randn(4, 3).t()),
+    "nothing changes": (lambda s: s, lambda: torch.randn(3)),
+    "NaN": (lambda s: (s - 1).sqrt() + s, lambda: torch.randn(4)),
+    "integers": (lambda s: s * 3 + 1, lambda: torch.randint(0, 99, (5,))),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_loop_does_what_a_loop_in_python_does(name: str) -> None:
+    step, make = STEPS[name]
+    for steps in (3, 4, 5, 1, 0, 7):
+        state = make()
+        expected = plain(step, state, steps)
+        before = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, state)
+        found = pygraph.loop(step, state, steps=steps, held=WEIGHT)
+        assert_loop(found, expected)
+        assert_loop(Looped(state, found.count, None, found.record), (before, found.count.item(), []))
+    assert (found.record.captures, found.record.replays) == (1, 4), found.record
+
+
+def test_the_device_decides_when_it_is_over() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state * 2
+
+    for start, steps in ((1.0, 9), (1.0, 4), (2.0, 9), (64.0, 9), (9.0, 9), (1.0, 0), (1.0, -3), (0.0, 5), (1.0, 99)):
+        state = torch.tensor([start])
+        expected = plain(step, state, steps, lambda s: s[0] > 60)
+        found = pygraph.loop(step, state, steps=steps, until=lambda s: s > 60)
+        assert_loop(found, expected)
+    assert (found.record.captures, found.record.replays) == (1, 7), found.record
+
+
+def test_steps_may_be_a_tensor() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state + 1
+
+    for steps in (3, 4, 5, 0, 7):
+        found = pygraph.loop(step, torch.zeros(2), steps=torch.tensor(steps, dtype=torch.int32))
+        assert found.state.tolist() == [steps, steps]
+    assert found.record.replays == 3
+    with pytest.raises(ValueError, match="needs an integer for steps"):
+        pygraph.loop(step, torch.zeros(2), steps=torch.tensor(3), collect=lambda s: s)
+
+
+def test_results_are_kept_for_each_iteration() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return torch.sin(state @ WEIGHT)
+
+    def collect(state: torch.Tensor) -> Any:
+        return {"sum": state.sum(), "first": state[0], "positive": state > 0}
+
+    until = lambda s: s.abs().max() < 0.5  # noqa: E731 - as a user writes it
+    for steps in (5, 9, 16, 2, 0, 11):
+        state = torch.randn(4, 4)
+        expected = plain(step, state, steps, until, collect)
+        found = pygraph.loop(step, state, steps=steps, until=until, collect=collect, held=WEIGHT)
+        assert_loop(found, expected)
+        assert {name: rows.size(0) for name, rows in found.collected.items()} == dict.fromkeys(found.collected, steps)
+        assert not found.collected["sum"][found.count :].any()
+    assert found.record.captures == 1
+
+
+def test_a_cache_that_is_held_is_written_in_place() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.keys = torch.zeros(8, 4)
+
+    def run(cache: Cache, state: Any, steps: int) -> Looped:
+        def step(state: Any) -> Any:
+            x, position = state
+            cache.keys.index_copy_(0, position, x)
+            return torch.tanh(cache.keys.sum(0, keepdim=True)), position + 1
+
+        return pygraph.loop(step, state, steps=steps, held=cache)
+
+    ours, theirs = Cache(), Cache()
+    for steps in (3, 4, 5, 2):
+        state = (torch.randn(1, 4), torch.tensor([1]))
+        found = run(ours, state, steps)
+        x, position = state
+        for _ in range(steps):
+            theirs.keys.index_copy_(0, position, x)
+            x, position = torch.tanh(theirs.keys.sum(0, keepdim=True)), position + 1
+        assert_same(ours.keys, theirs.keys)
+        assert_same(found.state[0], x)
+        if steps == 4:
+            ours.keys = ours.keys.clone()
+    assert (found.record.captures, found.record.replays) == (1, 2), found.record
+
+
+def test_random_numbers_are_those_of_the_host() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state + torch.rand(3) + torch.bernoulli(torch.full((3,), 0.5))
+
+    for steps in (3, 4, 5, 2, 0):
+        torch.manual_seed(steps)
+        expected = plain(step, torch.zeros(3), steps)
+        after = torch.rand(2)
+        torch.manual_seed(steps)
+        found = pygraph.loop(step, torch.zeros(3), steps=steps)
+        assert_loop(found, expected)
+        assert_same(torch.rand(2), after)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda s: (s[0],), "of another structure"),
+        (lambda s: (s[0][:2], s[1], 1), "makes a tensor of"),
+        (lambda s: (s[0].double(), s[1], 1), "torch.float64"),
+        (lambda s: (1.0, s[1], 1), "makes a float of"),
+        (lambda s: (s[0], s[1], 2), "changes a plain value of the state, 1"),
+    ],
+)
+def test_states_keep_their_structure(step: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        pygraph.loop(step, (*pair(), 1), steps=3)
+
+
+def test_what_a_step_raises_is_raised() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("this step")
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="this step"):
+            pygraph.loop(step, torch.zeros(2), steps=3)
+    with pytest.raises(ValueError, match="a tensor of one element"):
+        pygraph.loop(lambda s: s + 1, torch.zeros(2), steps=3, until=lambda s: s > 0)
+    with pytest.raises(ValueError, match="has no tensor"):
+        pygraph.loop(lambda s: s, 3, steps=3)
+
+
+def test_where_a_step_needs_the_host_that_loops_over_replays() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return hosted(state * 2).cos()
+
+    for steps in (3, 4, 5, 2, 6):
+        state = torch.randn(5)
+        expected = plain(step, state, steps)
+        found = pygraph.loop(step, state, steps=steps)
+        assert_loop(found, expected)
+    assert found.record.reason is not None
+    assert "host-loop: tests.hosted.default is called by the host" in found.record.reason
+    assert found.record.captures == 0
+    own = [
+        report
+        for report in pygraph.reports()
+        if any(found.record.name in region.record.name for region in report.regions)
+    ]
+    assert sum(region.record.replays for report in own for region in report.regions) > 4
+
+
+def test_steps_of_one_iteration_prove_nothing() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state + 1
+
+    for _ in range(4):
+        found = pygraph.loop(step, torch.zeros(2), steps=1)
+    assert found.record.captures == 0
+    for _ in range(3):
+        found = pygraph.loop(step, torch.zeros(2), steps=2)
+    assert found.record.replays
+
+
+def test_a_replay_is_interrupted() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state + 1
+
+    state = torch.zeros(2)
+    for _ in range(3):
+        found = pygraph.loop(step, state, steps=3)
+    assert found.record.replays
+    threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        pygraph.loop(step, state, steps=10**12)
+    assert state.tolist() == [0, 0]
+    assert pygraph.loop(step, state, steps=5).state.tolist() == [5, 5]
+    assert found.record.replays > 1
+
+
+def test_many_iterations() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state + 1
+
+    for steps in (2, 3, 100_000):
+        found = pygraph.loop(step, torch.zeros(1, dtype=torch.int64), steps=steps)
+    assert found.state.item() == found.count.item() == 100_000
+    assert found.record.replays == 1
+
+
+def test_steps_are_modules_compiled_functions_and_graphs() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    compiled = torch.compile(module, backend="eager")
+    graph = pygraph.graph(lambda x: torch.tanh(x) * 2)
+    for step, held in ((module, ()), (compiled, module), (graph, ())):
+        for steps in (3, 4, 5):
+            state = torch.randn(2, 4)
+            expected = plain(step, state, steps)
+            found = pygraph.loop(step, state, steps=steps, held=held)
+            assert_loop(found, expected)
+        assert found.record.replays == 1, found.record
+
+
+def test_loops_are_told_apart_by_what_they_refer_to() -> None:
+    records = set()
+    for factor in (2.0, 3.0, 2.0, 3.0, 2.0, 3.0):
+        found = pygraph.loop(lambda s: s * factor, torch.ones(1), steps=3)  # noqa: B023 - it is called at once
+        assert found.state.item() == factor**3
+        records.add(id(found.record))
+    assert len(records) == 2
+    assert found.record.replays == 1
+
+
+def test_threads_run_one_loop_with_different_caches() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state + 1
+
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            found = pygraph.loop(step, torch.full((2,), float(number)), steps=5 + number)
+            if found.state.tolist() != [2 * number + 5] * 2:
+                wrong.append(found.state)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
