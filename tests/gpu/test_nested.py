@@ -81,7 +81,8 @@ def test_a_branch_runs_one_of_its_bodies(driver: Driver, bodies: int) -> None:
         goes.clone()
         return []
 
-    then, other = (captured(driver, fn, given(3), 3).program for fn in (iteration, halved))
+    both_captured = [captured(driver, fn, given(3), 3, "dependences") for fn in (iteration, halved)]
+    then, other = (each.program for each in both_captured)  # nodes are copied from graphs that they own
     (launch,) = then.recording.launches
     both = (*launch.bodies, *other.recording.launches[0].bodies)
     branch = replace(launch, kind=LaunchKind.IF, bodies=both[:bodies])
@@ -96,7 +97,8 @@ def test_a_branch_runs_one_of_its_bodies(driver: Driver, bodies: int) -> None:
 
 
 def test_a_loop_within_a_loop(driver: Driver) -> None:
-    made = driver.instantiate(looped(captured(driver, iteration, given(3), 3).program, 3))
+    inner = captured(driver, iteration, given(3), 3, "dependences")
+    made = driver.instantiate(looped(inner.program, 3))
     for count in (5, 0, 1):
         args = given(count)
         right = expected(args)
