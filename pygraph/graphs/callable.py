@@ -286,16 +286,9 @@ class Graph(Generic[P, R]):
         others = {number for group in entry.groups for number in group.members[1:]}
         entry.plan = tuple(first.get(number, number) for number in range(len(tensors)) if number not in others)
         settings = self._settings
-        spared = {
-            number
-            for number, path in enumerate(look.paths)
-            if self._compare is not None and not self._compare(path, tensors[number])
-        }
-        exempt = frozenset(
-            position
-            for position, each in enumerate(entry.plan)
-            if not spared.isdisjoint((each,) if isinstance(each, int) else each.members)
-        )
+        if self._compare is not None:
+            pairs = enumerate(zip(look.paths, tensors, strict=False))
+            entry.spared = frozenset(number for number, each in pairs if not self._compare(*each))
 
         def function(args: list[Any]) -> list[Any]:
             return entry.on_stand_ins(args)
@@ -315,7 +308,7 @@ class Graph(Generic[P, R]):
                     verify_every=settings.verify_every,
                     order=settings.order,
                     launch_passes=self._launches(look, entry),
-                    exempt=exempt,
+                    exempt=entry.exempt,
                 ),
                 held=range(len(entry.plan)),
                 origins=origin_of_line,

@@ -188,9 +188,17 @@ class Entry:
         """The operators of captures that no other call has confirmed, by the signature of theirs."""
         self.groups: list[Group] = []
         self.plan: tuple[int | Group, ...] = ()
+        self.spared: frozenset[int] = frozenset()
+        """Tensors that a comparison neither copies nor looks at, by their numbers."""
         self.region: Region
 
     # -- arguments of the region -----------------------------------------------------------------------------------
+
+    @property
+    def exempt(self) -> frozenset[int]:
+        """Positions of the region's arguments that have a part of what is spared."""
+        numbers = ((each,) if isinstance(each, int) else each.members for each in self.plan)
+        return frozenset(position for position, each in enumerate(numbers) if not self.spared.isdisjoint(each))
 
     def arguments(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """The region's arguments."""
@@ -251,7 +259,10 @@ class Entry:
             steps.enter_context(torch.inference_mode(call.inference))
             steps.enter_context(torch.set_grad_enabled(call.gradients))
             steps.enter_context(torch.autograd.set_multithreading_enabled(False))
-            watch = steps.enter_context(Watch(self.function, self.device, shown.values())) if recorded else None
+            spared = [shown[number] for number in self.spared]
+            watch = Watch(self.function, self.device, shown.values(), spared) if recorded else None
+            if watch is not None:
+                steps.enter_context(watch)
             if recorded:
                 steps.enter_context(attributes_refused(call.tensors, shown.values()))
             steps.enter_context(compat.compiled_code_runs())

@@ -7,7 +7,7 @@ import os
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
@@ -17,9 +17,10 @@ import torch
 from pygraph import compat
 from pygraph.errors import CaptureError
 from pygraph.graphs.held import PLAIN, named_storages
-from pygraph.program.recording import Origin
+from pygraph.program.recording import Origin, is_read, is_written
 from pygraph.runtime.calls import leaves
 from pygraph.runtime.provenance import blame
+from pygraph.runtime.tensors import extent
 
 _CONSTANT = 64
 """Most elements of a tensor that is made of Python numbers, on the CPU."""
@@ -141,8 +142,70 @@ Step = tuple[str, str, str | None]
 """An operator of a capture: with its numbers, where its tensors lie, and the user's line."""
 
 
+_PUTS = frozenset(
+    f"aten::{name}_"
+    for name in (
+        *("copy", "_foreach_copy", "fill", "zero", "_foreach_zero", "masked_fill", "masked_scatter"),
+        *("index_copy", "index_fill", "index_put", "_index_put_impl", "scatter"),
+    )
+)
+"""Operators of ATen's that write what they are given, whatever was there."""
+
+
+class Twice:
+    """Looks for operators that leave something else in ``memory`` if all of them run once more: those that add to it,
+    and those that write what an earlier one has read. Operators of others' count as writing alone."""
+
+    def __init__(self, memory: Iterable[torch.Tensor]) -> None:
+        self._storages = set(map(_storage, memory))
+        self._read: list[tuple[int, int, int]] = []
+
+    def check(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raises CaptureError (``uncaptured-work``)."""
+        schema = getattr(func, "_schema", None)
+        if not self._storages or schema is None:
+            return
+        is_view = not schema.is_mutable and any(each.alias_info is not None for each in schema.returns)
+        given = [(each, kwargs.get(each.name)) for each in schema.arguments[len(args) :]]
+        written = []
+        for argument, value in [*zip(schema.arguments, args, strict=False), *given]:
+            places = [_range(tensor) for tensor in _tensors_in(value) if _is_in(tensor, self._storages)]
+            if is_written(schema, argument):
+                written += places
+                if places and is_read(schema, argument) and schema.name.startswith("aten::"):
+                    self._refuse(func, adds=schema.name not in _PUTS or _accumulates(func, args, kwargs))
+            elif not is_view:
+                self._read += places
+        self._refuse(func, adds=any(_overlap(one, other) for one in written for other in self._read))
+
+    def _refuse(self, func: Any, *, adds: bool) -> None:
+        if adds:
+            blame(str(func).replace(".", "::", 1), origin_of_line())
+            said = "what compare leaves out would be changed twice by a comparison: it is read, and written then"
+            raise CaptureError("uncaptured-work", said)
+
+
+def _accumulates(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    added = "index_put" in str(func) and (kwargs.get("accumulate", False) or any(args[3:4]))
+    return bool(added or "reduce" in str(func))
+
+
+def _is_in(tensor: torch.Tensor, storages: Collection[int]) -> bool:
+    return tensor.layout is torch.strided and _storage(tensor) in storages
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int, int]:
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    return _storage(tensor), begin, begin + extent(tensor)
+
+
+def _overlap(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
+    return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
+
+
 class Watch(compat.TorchDispatchMode):
-    """While open, the operators of a capture are written down, before the driver records them.
+    """While open, the operators of a capture are written down, before the driver records them. ``spared``: tensors that
+    a comparison does not copy.
 
     Raises CaptureError (``unknown-memory``) for a tensor that was there before, if its name is found; a driver refuses
     those without.
@@ -150,9 +213,16 @@ class Watch(compat.TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, function: Callable[..., Any], device: torch.device, shown: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        device: torch.device,
+        shown: Iterable[torch.Tensor],
+        spared: Iterable[torch.Tensor] = (),
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log: list[Step] = []
+        self._twice = Twice(spared)
         self._function, self._device = function, device
         self._known: dict[int, tuple[int, int]] = {}
         """By storage, of the memory of arguments and of what operators made: its number, and its first byte."""
@@ -182,6 +252,7 @@ class Watch(compat.TorchDispatchMode):
         operands = list(_tensors_in((args, given)))
         for tensor in operands:
             self._check(tensor, func)
+        self._twice.check(func, args, given)
         text, where = f"{func}({', '.join(_texts((args, given)))})", self.memory(operands)
         result = func(*args, **given)
         self._note(result, operands)

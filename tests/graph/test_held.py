@@ -252,6 +252,44 @@ def test_a_large_cache_is_neither_copied_nor_compared() -> None:
     assert not any(call.args[0].numel() == 1 << 20 for call in copies.call_args_list)
 
 
+POSITION = torch.tensor([2])
+CHANGED_TWICE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "added to": lambda cache, x: cache.add_(1),
+    "added to by a view": lambda cache, x: cache[2:].mul_(2),
+    "added to at an index": lambda cache, x: cache.index_add_(0, POSITION, x),
+    "put with accumulation": lambda cache, x: cache.index_put_((POSITION,), x, accumulate=True),
+    "scattered with a sum": lambda cache, x: cache.scatter_reduce_(0, POSITION, x, "sum"),
+    "rolled": lambda cache, x: cache.copy_(torch.cat([cache[1:], x])),
+    "added to as a result": lambda cache, x: torch.add(cache, x, out=cache),
+    "foreach": lambda cache, x: torch._foreach_add_([cache], 1),
+}
+CHANGED_ONCE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "put": lambda cache, x: cache.index_put_((POSITION,), x),
+    "copied": lambda cache, x: cache[2:3].copy_(x),
+    "copied at an index": lambda cache, x: cache.index_copy_(0, POSITION, x),
+    "read beside it": lambda cache, x: cache[2:3].copy_(x + cache[:1]),
+    "made by an operator": lambda cache, x: torch.add(x.expand(4), 1, out=cache),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_TWICE | CHANGED_ONCE)
+def test_what_compare_leaves_out_is_not_changed_twice(name: str) -> None:
+    change, cache, twin = (CHANGED_TWICE | CHANGED_ONCE)[name], torch.ones(4), torch.ones(4)
+
+    def function(x: torch.Tensor) -> None:
+        change(cache, x)
+
+    graph = pygraph.graph(function, held=[cache, POSITION], compare=lambda path, tensor: path != "held[0]")
+    for call in range(5):
+        graph(torch.full((1,), float(call)))
+        change(twin, torch.full((1,), float(call)))
+        assert_same(cache, twin)
+    if name in CHANGED_TWICE:
+        assert "changed twice" in graph.record.refusals["uncaptured-work"].detail
+    else:
+        assert graph.record.replays == 3
+
+
 def test_adapters_that_take_turns_are_told_apart_without_a_walk() -> None:
     model = Model()
     graph = pygraph.graph(model, held=model)
