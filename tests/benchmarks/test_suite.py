@@ -16,14 +16,11 @@ from benchmarks.running import built, program_of
 from benchmarks.suite import WORKLOADS
 from pygraph.bench.timing import CALLS_COMPARED
 
-QUICK = [
-    name
-    for name, workload in WORKLOADS.items()
-    if not workload.packages and workload.domain not in ("diffusion", "language")
-]
-"""Those whose tiny build runs in well under a second."""
 TINY = list({workload.tiny: name for name, workload in WORKLOADS.items()}.values())
 """Workloads of several batches have one tiny build."""
+_SLOW = ("diffusion", "language")
+QUICK = [name for name in TINY if not WORKLOADS[name].packages and WORKLOADS[name].domain not in _SLOW]
+"""Those whose tiny build runs in well under a second."""
 COMPILED = [(name, "pygraph") for name in TINY] + [(n, "step") for n in TINY if WORKLOADS[n].kind == "training"]
 """To compile all takes many minutes."""
 NOT_WORTH_A_GRAPH = ("matmul-8192",)
@@ -101,7 +98,7 @@ def test_compiled_programs_equal_eager(name: str, side: str) -> None:
     assert (pygraph.counters().get("replays", 0) > 0) == (name not in NOT_WORTH_A_GRAPH)
 
 
-_EXACT = ["gcn-fixed", "decode-kv", "mlp-training", "gpt2-small-sgd-4"]
+_EXACT = ["gcn-fixed", "decode-kv", "mlp-training"]
 _CALLABLES = [name for name, each in WORKLOADS.items() if each.whole_step and "adamw" not in name]
 
 

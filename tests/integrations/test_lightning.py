@@ -83,10 +83,9 @@ def fit(lightning: Any, module: Any, *callbacks: Any, **settings: Any) -> Any:
     [
         {},
         {"gradient_clip_val": 0.1},
-        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-        {"precision": "bf16-mixed"},
+        {"precision": "bf16-mixed", "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
     ],
-    ids=["plain", "norm", "value", "mixed"],
+    ids=["plain", "norm", "mixed-value"],
 )
 def test_a_step_is_one_program_and_does_the_same(lightning: Any, adapter: Any, settings: Any) -> None:
     module, twin = model_of(lightning), model_of(lightning)

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pygraph
+from pygraph.runtime import variants
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.live import held_bytes
 from pygraph.runtime.region import Region, RegionOptions
-from pygraph.runtime.variants import MAX_TRACKED
 from tests.runtime.fake import BYTES, EvenDriver, FakeDriver, double
 from tests.runtime.host.replays import make_program
 from tests.runtime.programs import region_calls
@@ -88,12 +88,13 @@ def test_sizes_that_return_in_turn_are_all_replayed_once_captures_have_paid() ->
     assert region.record.replays - before == len(SIZES)
 
 
-def test_sizes_of_one_region_are_many() -> None:
+def test_sizes_of_one_region_are_as_many_as_are_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "MAX_TRACKED", 256)
     region = region_of(FakeDriver())
-    call(region, *[*range(1, MAX_TRACKED + 1)] * 2)
+    call(region, *[*range(1, 257)] * 2)
     before = region.record.replays
-    call(region, *range(1, MAX_TRACKED + 1))
-    assert region.record.replays - before == MAX_TRACKED
+    call(region, *range(1, 257))
+    assert region.record.replays - before == 256
 
 
 def test_the_least_recently_used_of_all_regions_goes() -> None:
