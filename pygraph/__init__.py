@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pygraph.graphs import graph, loop
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.pipeline import register
-    from pygraph.preparation import Prepared, prepare
+    from pygraph.preparation import Prepared, SizeMemory, prepare
     from pygraph.runtime.events import Event, on_event
     from pygraph.runtime.live import release, retry
     from pygraph.session import Session
@@ -30,6 +30,7 @@ __all__ = [
     "PassResult",
     "Prepared",
     "Session",
+    "SizeMemory",
     "__version__",
     "counters",
     "explain",
@@ -50,7 +51,7 @@ _HOMES = {
     **dict.fromkeys(("Explanation", "counters", "explain", "region_counters", "reports", "reset"), "pygraph.api"),
     **dict.fromkeys(("graph", "loop"), "pygraph.graphs"),
     **dict.fromkeys(("Pass", "PassContext", "PassResult"), "pygraph.passes.base"),
-    **dict.fromkeys(("Prepared", "prepare"), "pygraph.preparation"),
+    **dict.fromkeys(("Prepared", "SizeMemory", "prepare"), "pygraph.preparation"),
     "register": "pygraph.passes.pipeline",
     **dict.fromkeys(("Event", "on_event"), "pygraph.runtime.events"),
     **dict.fromkeys(("release", "retry"), "pygraph.runtime.live"),

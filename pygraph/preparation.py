@@ -32,6 +32,7 @@ from pygraph.runtime import live
 from pygraph.runtime.asked import Met, asking
 from pygraph.runtime.critical import capturing
 from pygraph.runtime.events import counts
+from pygraph.runtime.forecast import Workspace, fitted, workspace_at
 from pygraph.runtime.native_build import is_building
 from pygraph.runtime.variants import Variant
 
@@ -74,6 +75,21 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class SizeMemory:
+    """Memory of one size.
+
+    Args:
+        instances: Bytes that its captures take of the device, outside of torch's allocator, at most.
+        workspace: Bytes of intermediates that a replay takes from torch's allocator for itself.
+        parts: Workspaces of the regions that such a call replays, the largest of which is ``workspace``.
+    """
+
+    instances: int
+    workspace: int
+    parts: tuple[Workspace, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Outcome of ``prepare``. Prints as a few lines.
 
@@ -84,6 +100,7 @@ class Prepared:
         seconds: Time that it took.
         before: Memory at its beginning.
         after: Memory at its end.
+        memory: That of each captured size.
     """
 
     captured: tuple[Size, ...]
@@ -91,6 +108,28 @@ class Prepared:
     seconds: float
     before: Memory
     after: Memory
+    memory: Mapping[Size, SizeMemory]
+
+    def forecast(self, *size: Any) -> SizeMemory:
+        """Memory that another size would take, by that of those which are captured. Three of one number, or the
+        nine combinations of three of each of two, tell of squares, as attention takes. Sizes 0 and 1 tell nothing of
+        others: they may be programs of their own.
+
+        Raises OptionError where no captured sizes differ as this one does from them.
+        """
+        if size in self.memory:
+            return self.memory[size]
+        at = _numbers_of(size)
+        like = {_numbers_of(other): found for other, found in self.memory.items()}
+        told = {point: found for point, found in like.items() if min(point, default=2) > 1} or like
+        points = [point for point in told if len(point) == len(at)]
+        found = [told[point] for point in points]
+        instances = fitted(points, [each.instances for each in found], at) if points else None
+        parts = zip(*(each.parts for each in found), strict=False)
+        workspaces = [workspace_at(points, part, at) for part in parts]
+        if instances is None or None in workspaces:
+            raise OptionError(f"no captured sizes differ from each other as {_text(size)} does from them")
+        return SizeMemory(instances, max((each or 0 for each in workspaces), default=0))
 
     def __str__(self) -> str:
         total = len(self.captured) + len(self.refused)
@@ -101,6 +140,10 @@ class Prepared:
         memory = [f"{name} {_bytes(before[name])} → {_bytes(after[name])}" for name in after if after[name]]
         lines += [f"memory: {', '.join(memory)}"] if memory else []
         return "\n".join(lines)
+
+
+def _numbers_of(size: Any) -> tuple[int, ...]:
+    return tuple(number for each in size for number in (_numbers_of(each) if isinstance(each, tuple) else (each,)))
 
 
 def _bytes(nbytes: int) -> str:
@@ -256,7 +299,8 @@ class _Preparation:
                 break  # otherwise, what was compiled meanwhile may serve sizes that were captured before
         refused = {planned.size: why for planned in self.planned if (why := _refusal(planned)) is not None}
         captured = tuple(planned.size for planned in self.planned if planned.size not in refused)
-        return Prepared(captured, refused, time.perf_counter() - began, before, _memory(self.device))
+        memory = {planned.size: _taken(planned) for planned in self.planned if planned.size in captured}
+        return Prepared(captured, refused, time.perf_counter() - began, before, _memory(self.device), memory)
 
     def _show(self, doing: str, number: int, planned: _Planned) -> None:
         self.tell(f"{doing} {number + 1} of {len(self.planned)}: {_text(planned.size)}")
@@ -306,6 +350,12 @@ def _refusal(planned: _Planned) -> str | None:
     if any(variant.replay is None for variant in planned.captured):
         return "its capture was freed for others"
     return None if planned.replayed else "no compiled region ran: pygraph.reports() says what was compiled"
+
+
+def _taken(planned: _Planned) -> SizeMemory:
+    held = sum(variant.held_bytes for variant in planned.captured)
+    parts = tuple(variant.workspace for variant in planned.captured if variant.workspace is not None)
+    return SizeMemory(held, max((part.nbytes for part in parts), default=0), parts)
 
 
 def _is_one_of_several() -> bool:

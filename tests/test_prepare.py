@@ -500,3 +500,79 @@ def test_an_interrupt_leaves_all_as_it_was(number: int) -> None:
         prepared = pygraph.prepare(ours, {(0, 0): [2, 3, 4]}, args=args)
         assert len(prepared.captured) == 3
         assert_replayed(ours, scale, *((rows(n), w) for n in (2, 3, 4, 9)))
+
+
+# -- a forecast of memory ------------------------------------------------------------------------------------------
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(((q @ k.mT) / 4).softmax(-1) @ v)
+
+
+def layers(*parts: torch.nn.Module) -> Callable[[], torch.nn.Module]:
+    return lambda: torch.nn.Sequential(*parts)
+
+
+FORECAST: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[int], torch.Tensor], int]] = {
+    "linear": (layers(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16)), rows, 0),
+    "deep": (layers(*(torch.nn.Linear(16, 16) for _ in range(6))), rows, 0),
+    "wide": (layers(torch.nn.Linear(16, 256), torch.nn.Tanh(), torch.nn.Linear(256, 4)), rows, 0),
+    "norm": (layers(torch.nn.LayerNorm(16), torch.nn.Linear(16, 8), torch.nn.Softmax(-1)), rows, 0),
+    "attention": (Attention, lambda n: rows(n), 0),
+    "batched attention": (Attention, lambda n: torch.randn(n, 6, 16), 0),
+    "long attention": (Attention, lambda n: torch.randn(2, n, 16), 1),
+    "convolution": (
+        layers(torch.nn.Conv1d(4, 8, 3), torch.nn.ReLU(), torch.nn.Conv1d(8, 4, 3)),
+        lambda n: torch.randn(n, 4, 12),
+        0,
+    ),
+    "pooled": (
+        layers(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(8, 4, 3)),
+        lambda n: torch.randn(n, 3, 14, 14),
+        0,
+    ),
+    "gated": (layers(torch.nn.Linear(16, 32), torch.nn.GLU(), torch.nn.Linear(16, 1)), rows, 0),
+}
+
+
+@pytest.mark.parametrize("name", FORECAST)
+def test_memory_is_told_before_it_is_taken(name: str) -> None:
+    make_model, inputs, dim = FORECAST[name]
+    step = pygraph.graph(model := make_model().eval(), held=model)
+    with torch.no_grad():
+        few = pygraph.prepare(step, {(0, dim): [4, 20, 64]}, args=(inputs(64),))
+        assert set(few.captured) == {(4,), (20,), (64,)}
+        others = (6, 12, 33, 50, 90)
+        told = {size: few.forecast(size) for size in others}
+        then = pygraph.prepare(step, {(0, dim): others}, args=(inputs(64),))
+    for size in others:
+        taken = then.memory[size,]
+        assert told[size].instances == pytest.approx(taken.instances, rel=0.1)
+        assert told[size].workspace == pytest.approx(taken.workspace, rel=0.1)
+        assert taken.workspace > 0
+
+
+def test_batch_and_length_tell_of_their_product() -> None:
+    step = pygraph.graph(model := Attention().eval(), held=model)
+    sizes, x = {(0, 0): [2, 4, 8], (0, 1): [4, 12, 40]}, torch.randn(8, 40, 16)
+    with torch.no_grad():
+        few = pygraph.prepare(step, sizes, args=(x,))
+        then = pygraph.prepare(step, {(0, 0): [3, 6], (0, 1): [20, 64]}, args=(x,))
+    for size, taken in then.memory.items():
+        assert few.forecast(*size).workspace == pytest.approx(taken.workspace, rel=0.1)
+    assert few.forecast(4, 12) is few.memory[4, 12]
+
+
+def test_a_size_unlike_all_is_not_told() -> None:
+    step = compiled(scale)
+    with torch.no_grad():
+        prepared = pygraph.prepare(step, {(0, 0): [4, 8], (1, 1): [16]}, args=(rows(8), rows(16)))
+    for size in ((6, 17), (6,), ()):
+        with pytest.raises(OptionError, match="no captured sizes differ"):
+            prepared.forecast(*size)

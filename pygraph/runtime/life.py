@@ -41,6 +41,7 @@ from pygraph.runtime.critical import interruptible
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
 from pygraph.runtime.events import Journal, Sizes, counts
+from pygraph.runtime.forecast import Workspace
 from pygraph.runtime.judge import ODD_REPLAY
 from pygraph.runtime.ledger import TIMED, Ledger
 from pygraph.runtime.proof import Proof, proof_path
@@ -858,6 +859,8 @@ class Lives:
     def tell(self, variant: Variant, program: Program) -> None:
         """A program is replayed from now on."""
         self.record.describe(program)
+        if is_asked():
+            variant.workspace = Workspace.of(program)
         self._count_capture(variant)
         if self.subject.on_capture is not None:
             self.subject.on_capture(program)

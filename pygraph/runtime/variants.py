@@ -20,6 +20,7 @@ from pygraph.program.program import Program
 from pygraph.runtime.contest import Contest
 from pygraph.runtime.contract import Executable
 from pygraph.runtime.events import Sizes
+from pygraph.runtime.forecast import Workspace
 from pygraph.runtime.ledger import Account
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import Lasting, reason_of
@@ -210,6 +211,7 @@ class Variant:
         like: the arguments that are sensitive in its capture, and the signature of calls with these
         replay: how its calls are replayed, if it is captured
         held: the executables that ``replay`` uses
+        workspace: of a replay, if its call was prepared
         checked: set where some replays are compared
         order: the order of its launches that was decided on
         life: what answers its next call that is no mere replay, until it is over
@@ -228,6 +230,7 @@ class Variant:
     like: tuple[frozenset[int], Hashable] = (frozenset(), None)
     replay: Replay | None = None
     held: tuple[Executable, ...] = ()
+    workspace: Workspace | None = None
     checked: Checked | None = None
     order: str | None = None
     life: Life | None = None
