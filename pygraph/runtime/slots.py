@@ -229,16 +229,20 @@ class _Pair:
     def _cannot_matter(self, a: Launch, b: Launch, position: int, doubt: Refusal) -> bool:
         """True if a doubtful word reads as an address of nothing that its launch can use. What is equal in both
         captures points at no operand of at least one of them. In a kernel of ATen, a word that points at two places of
-        one allocation, its low bytes zero, is what an earlier kernel of the call has left on the stack, in part."""
+        one allocation, its low bytes zero, is what an earlier kernel of the call has left on the stack, in part; and so
+        is one that in one capture is neither null nor an address: an operand would be one again."""
         if a.may_access is None or b.may_access is None or doubt.reason == "ambiguous-address":
             return False
         x, y = a.words[position], b.words[position]
         if x == y:
             return self.known.inside(x) is None or a.unowned_at(position) is not None
+        of_aten = a.name.startswith(_OF_ATEN)
+        if of_aten and doubt.reason == "half-address" and x and y:
+            return a.unowned_at(position) is None and b.unowned_at(position) is None
         left = {each.key for each in self.left.places(x, a.index)}
         right = {each.key for each in self.right.places(y, b.index)}
         apart = left == right and doubt.reason == "unpaired-address"
-        if apart and a.name.startswith(_OF_ATEN) and not (x | y) & _CLEARED:
+        if apart and of_aten and not (x | y) & _CLEARED:
             return True
         left |= {mover.key for mover in self.moves.get(y - x, ())}
         return not (left & a.may_access or right & b.may_access)
