@@ -230,14 +230,14 @@ class _Pair:
         """True if a doubtful word reads as an address of nothing that its launch can use. What is equal in both
         captures points at no operand of at least one of them. In a kernel of ATen, a word that points at two places of
         one allocation, its low bytes zero, is what an earlier kernel of the call has left on the stack, in part; and so
-        is one that in one capture is neither null nor an address: an operand would be one again."""
+        is one that is an address in one capture only, if the call has the same operands in both."""
         if a.may_access is None or b.may_access is None or doubt.reason == "ambiguous-address":
             return False
         x, y = a.words[position], b.words[position]
         if x == y:
             return self.known.inside(x) is None or a.unowned_at(position) is not None
         of_aten = a.name.startswith(_OF_ATEN)
-        if of_aten and doubt.reason == "half-address" and x and y:
+        if of_aten and doubt.reason == "half-address" and a.may_access == b.may_access:
             return a.unowned_at(position) is None and b.unowned_at(position) is None
         left = {each.key for each in self.left.places(x, a.index)}
         right = {each.key for each in self.right.places(y, b.index)}

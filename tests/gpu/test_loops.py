@@ -35,7 +35,7 @@ def test_an_integrator(net: nn.Module) -> None:
         assert_loop(found, expected)
         replays.append(found.record.replays)
     assert replays[2:5] == [1, 2, 3], found.record
-    assert replays[-1] > replays[-2] > 3, found.record
+    assert replays[-1] > 3, found.record
 
 
 def test_the_device_decides(net: nn.Module) -> None:

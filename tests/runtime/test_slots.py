@@ -359,16 +359,17 @@ def test_a_doubt_is_refused_where_the_call_may_use_what_it_is_about(reason: str,
 
 @pytest.mark.parametrize("turn", [1, -1])
 @pytest.mark.parametrize(
-    ("name", "other", "strange", "inert"),
+    ("name", "other", "strange", "same", "inert"),
     [
-        ("_ZN2at6native18elementwise_kernelILi128ELi4E", 77, None, True),
-        ("_ZN2at6native18elementwise_kernelILi128ELi4E", 0, None, False),
-        ("_ZN2at6native18elementwise_kernelILi128ELi4E", LIVE, UnownedMemory.OTHER, False),
-        ("cudnn_kernel", 77, None, False),
+        ("_ZN2at6native18elementwise_kernelILi128ELi4E", 77, None, True, True),
+        ("_ZN2at6native18elementwise_kernelILi128ELi4E", 0, None, True, True),
+        ("_ZN2at6native18elementwise_kernelILi128ELi4E", 0, None, False, False),
+        ("_ZN2at6native18elementwise_kernelILi128ELi4E", LIVE, UnownedMemory.OTHER, True, False),
+        ("cudnn_kernel", 77, None, True, False),
     ],
 )
 def test_an_address_in_one_capture_only_is_no_operand_of_a_kernel_of_atens(
-    name: str, other: int, strange: UnownedMemory | None, inert: bool, turn: int
+    name: str, other: int, strange: UnownedMemory | None, same: bool, inert: bool, turn: int
 ) -> None:
     """A null pointer may be an operand that is left out, and other memory one that lies elsewhere."""
 
@@ -376,7 +377,8 @@ def test_an_address_in_one_capture_only_is_no_operand_of_a_kernel_of_atens(
         operands = capture.input(64), capture.input(64)
         word = (operands[1], other)[::turn][number]
         unowned = (UnownedAddress(1, strange, "nobody's"),) if strange and word == other else ()
-        facts: dict[str, Any] = {"may_access": OPERAND | {(INPUT, 1)}, "unowned": unowned}
+        reach = OPERAND | {(INPUT, 1)} if same or word == operands[1] else OPERAND
+        facts: dict[str, Any] = {"may_access": reach, "unowned": unowned}
         capture.launch(operands[0], word, name=name, call="aten.convolution.default", **facts)
 
     result = twice(build)
