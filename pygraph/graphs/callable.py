@@ -264,6 +264,9 @@ class Graph(Generic[P, R]):
         self, look: Look, key: Hashable, tensors: list[torch.Tensor], facts: bytes, shared: bytes
     ) -> Entry | Refusal:
         """A new entry; or why calls like this cannot be captured."""
+        if facts[-1]:
+            said = "autocast may keep a cast of a tensor that was written since: enter it inside of the callable"
+            return Refusal("uncaptured-work", said)
         gradients = torch.is_grad_enabled()
         for fact in facts[: -self._native.MODES]:
             if not fact & 16:
@@ -280,7 +283,8 @@ class Graph(Generic[P, R]):
             said = f": {path} is not on the device that the others are on" if path else ""
             return Refusal("several-devices", f"arguments, and what is held, are on {named}{said}")
         device = next(iter(devices), self._driver.current_device())
-        entry = Entry(self.function, self._answering, device, verifies=self._settings.verify_every > 0)
+        verifies = self._settings.verify_every > 0
+        entry = Entry(self.function, self._answering, device, self._native.keep_casts, verifies=verifies)
         entry.groups = groups_of(shared)
         first = {group.members[0]: group for group in entry.groups}
         others = {number for group in entry.groups for number in group.members[1:]}

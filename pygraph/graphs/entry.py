@@ -180,9 +180,16 @@ class Entry:
     """Calls of one key. Its region takes each tensor, or, for those that share memory, all of that memory as bytes."""
 
     def __init__(
-        self, function: Callable[..., Any], answering: Callable[..., Any], device: torch.device, *, verifies: bool
+        self,
+        function: Callable[..., Any],
+        answering: Callable[..., Any],
+        device: torch.device,
+        keep_casts: Callable[[], bool],
+        *,
+        verifies: bool,
     ) -> None:
         self.function, self.answering, self.device, self.verifies = function, answering, device, verifies
+        self._keep_casts = keep_casts
         self.left: list[Left] = []
         self.pending: dict[Hashable, list[Step]] = {}
         """The operators of captures that no other call has confirmed, by the signature of theirs."""
@@ -251,7 +258,7 @@ class Entry:
             modes = Modes()
             steps.callback(modes.put_back, seeds=recorded)
             torch.clear_autocast_cache()
-            steps.callback(torch.clear_autocast_cache)
+            steps.callback(self._drop_casts)
             steps.callback(before.put_back)
             with metadata():
                 for number, tensor in shown.items():
@@ -290,6 +297,13 @@ class Entry:
                     hold_against(call.log, watch.log)
                 call.log = watch.log
             return outputs
+
+    def _drop_casts(self) -> None:
+        """Those of stand-ins; a context of autocast around the call goes on."""
+        torch.clear_autocast_cache()
+        if torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            with metadata():
+                self._keep_casts()
 
     def _number(self, left: Left, outputs: list[torch.Tensor]) -> list[Any]:
         """The outputs of the region: the number of what is left, and tensors."""

@@ -220,6 +220,29 @@ def test_autocast_keeps_no_cast_of_a_capture() -> None:
     assert graph.record.replays == 2
 
 
+@pytest.mark.parametrize("first", range(4))
+def test_a_cast_that_autocast_keeps_is_used(first: int) -> None:
+    """Within one context, it does not see that a parameter is written: no replay may, either."""
+    linear = torch.nn.Linear(4, 4)
+    twin = copy.deepcopy(linear)
+    graph = pygraph.graph(linear, held=linear)
+    x = torch.randn(2, 4)
+    for call in range(6):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for _ in range(call + 1 if call < 2 else 1):
+                assert_same(graph(x), twin(x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        linear(x)
+        for call in range(8):
+            assert_same(graph(x), twin(x))
+            if call >= first:
+                linear.weight.mul_(2)
+                twin.weight.mul_(2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_same(is_replay(graph, x), twin(x))
+    assert "autocast" in graph.record.refusals["uncaptured-work"].detail
+
+
 def test_dropout_draws_from_the_state_of_today() -> None:
     graph = pygraph.graph(lambda x: torch.nn.functional.dropout(x, 0.5))
     x = torch.ones(64)

@@ -25,7 +25,7 @@ namespace py = pybind11;
 
 class Held {
  public:
-  static constexpr int MODES = 5 + 14 + at::num_sdp_backends; // as `add_modes` adds
+  static constexpr int MODES = 5 + 14 + at::num_sdp_backends + 1; // as `add_modes` adds, and `casts_differ`
 
   // Of each node, in the order of a walk from the root down: its kind, a value, and a number (see `accepts`).
   explicit Held(const py::iterable& described) {
@@ -61,6 +61,7 @@ class Held {
     for (const auto& object : now.objects) ranges_.push_back(range_of(THPVariable_Unpack(object.ptr())));
     auto shared = share(held, lasting);
     add_modes(facts);
+    facts.push_back(casts_differ(now.objects));
     if (!facts_object_ || facts != told_facts_) {
       told_facts_ = facts;
       facts_object_ = py::bytes(facts.data(), facts.size());
@@ -70,6 +71,8 @@ class Held {
   }
 
  private:
+  friend void bind_held(py::module_& m);
+
   enum Kind { PLAIN, TENSOR, AGAIN, MAPPING, SEQUENCE, OBJECT, SEEN, OTHER };
 
   struct Node {
@@ -302,6 +305,35 @@ class Held {
     for (auto backend : context.sDPPriorityOrder()) facts.push_back(static_cast<char>(backend));
   }
 
+  // Whether a leaf has been written, or replaced, since a graph met it in this context of autocast, which then may use a
+  // cast that it has kept. All that it keeps goes when its outermost context ends: so does the cast of `Casts::mark`.
+  static bool casts_differ(const std::vector<py::object>& objects) {
+    bool casts = at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA);
+    if (!casts || !at::autocast::is_autocast_cache_enabled()) return false;
+    if (!keep_casts()) casts_.met.clear();
+    bool differ = casts_.met.size() > 65536;
+    for (const auto& object : objects) {
+      const auto& tensor = THPVariable_Unpack(object.ptr());
+      if (tensor.scalar_type() != at::kFloat || !tensor.requires_grad() || !tensor.is_leaf()) continue;
+      auto* impl = tensor.unsafeGetTensorImpl();
+      if (!is_strided(*impl)) continue;
+      std::pair<uint32_t, uintptr_t> state{impl->version_counter().current_version(), address(tensor)};
+      differ |= casts_.met.emplace(impl, state).first->second != state;
+    }
+    return differ;
+  }
+
+  // Has autocast keep a cast of the mark. Whether it kept the last one still.
+  static bool keep_casts() {
+    c10::InferenceMode plain(false);
+    at::NoGradGuard guard;
+    if (!casts_.mark.defined()) casts_.mark = at::zeros({1}, at::kFloat).requires_grad_();
+    auto cast = at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), casts_.mark, at::kCPU);
+    bool kept = cast.is_same(casts_.cast);
+    casts_.cast = std::move(cast);
+    return kept;
+  }
+
   static bool is_strided(const c10::TensorImpl& tensor) {
     constexpr DispatchKeySet odd({DispatchKey::NestedTensor, DispatchKey::ZeroTensor});
     return !tensor.key_set().has_any(odd) && tensor.layout() == at::kStrided && tensor.has_storage();
@@ -417,6 +449,13 @@ class Held {
     return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)};
   }
 
+  // Leaves that were met in the present context of autocast: versions and addresses.
+  struct Casts {
+    Tensor mark, cast;
+    std::map<const c10::TensorImpl*, std::pair<uint32_t, uintptr_t>> met;
+  };
+
+  inline static Casts& casts_ = *new Casts; // outlives the interpreter, as tensors may not
   std::vector<Node> nodes_;
   std::vector<Mapping> mappings_;
   bool busy_ = false;
@@ -436,6 +475,7 @@ inline void bind_held(py::module_& m) {
   py::class_<Held>(m, "Held", py::module_local())
       .def(py::init<const py::iterable&>())
       .def("read", &Held::read)
+      .def_static("keep_casts", &Held::keep_casts)
       .def_property_readonly_static("MODES", [](const py::object&) { return Held::MODES; });
 }
 
