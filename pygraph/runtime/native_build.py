@@ -1,12 +1,14 @@
-"""Compiles a native half of the runtime once per machine, in the background, and loads it.
+"""Loads a native half of the runtime: the one that came with the wheel, or one compiled once per machine.
 
     looked for ─┬─ there ──────────────────► loaded, by the next call that captures
                 └─ built meanwhile ─┬─ there ──┘
                                     └─ failed ─► looked for again after a while, or by ``pygraph.retry()``
 
-The library lies in the cache folder, under a hash of all that it depends on: only what this user or root wrote, whole,
-is loaded, and anything else is built again. Processes that arrive together wait for one another; what a process that
-died while building left behind is removed by the next that builds.
+A wheel carries libraries for the builds of torch in ``PREBUILT``, each under a hash of all that it depends on: the
+commit of torch, the Python, the sources. ``tools/wheels.py`` builds them. For any other torch or Python, the library is
+compiled in the background. It lies in the cache folder, under a hash of the compiler too: only what this user or root
+wrote, whole, is loaded, and anything else is built again. Processes that arrive together wait for one another; what a
+process that died while building left behind is removed by the next that builds.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ _log = logging.getLogger("pygraph.runtime")
 
 SHARED = Path(__file__).resolve().parent / "native"
 """Headers that every library may include: each of them is part of what a library depends on."""
+
+PREBUILT = Path(__file__).resolve().parent / "prebuilt"
+"""Libraries that a wheel carries. A checkout has none."""
 
 _CXX_RUNTIME = "-l:libstdc++.so.6"
 """The C++ runtime that torch uses, by its file. Where only the static one is installed for linking, an extension would
@@ -215,16 +220,56 @@ def waiting_for_builds() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class Target:
+    """The torch and the Python that a library is compiled for.
+
+    Args:
+        torch: torch's folder, which has ``include`` and ``lib``.
+        version: torch's version, as ``2.13.0+cu130``.
+        commit: torch's commit. Builds of one commit have the same headers, for any Python and with or without CUDA.
+        cuda: version of the CUDA that torch was built with; None without.
+        cxx11_abi: torch was built with the C++11 ABI of libstdc++.
+        distributed: torch has ``torch.distributed``.
+        python: folder of Python's headers.
+        suffix: end of the names of Python's extensions, as ``.cpython-311-x86_64-linux-gnu.so``.
+    """
+
+    torch: Path
+    version: str
+    commit: str
+    cuda: str | None
+    cxx11_abi: bool
+    distributed: bool
+    python: str
+    suffix: str
+
+    @classmethod
+    def here(cls) -> Target:
+        """The torch and the Python of this process."""
+        return cls(
+            torch=Path(torch.__file__).resolve().parent,
+            version=torch.__version__,
+            commit=torch.version.git_version or "",
+            cuda=torch.version.cuda,
+            cxx11_abi=torch.compiled_with_cxx11_abi(),
+            distributed=torch.distributed.is_available(),
+            python=sysconfig.get_paths()["include"],
+            suffix=sysconfig.get_config_var("EXT_SUFFIX") or ".so",
+        )
+
+
+@dataclass(frozen=True)
 class NativeLibrary:
     """The Python extension ``_pygraph_NAME`` made of ``source``, which may include headers beside it and of ``SHARED``.
 
-    ``libraries`` are torch's that it is linked with, ``includes`` directories of headers besides torch's and Python's.
+    ``libraries`` are torch's that it is linked with. ``includes`` finds directories of headers besides torch's and
+    Python's; it raises CaptureError (``native-unavailable``) where there are none.
     """
 
     name: str
     source: Path
     libraries: tuple[str, ...]
-    includes: tuple[Path, ...] = ()
+    includes: Callable[[], tuple[Path, ...]] = tuple
 
     @property
     def module(self) -> str:
@@ -232,12 +277,16 @@ class NativeLibrary:
         return f"_pygraph_{self.name}"
 
     def load(self, path: Path) -> ModuleType:
-        """The module in ``path``. Raises CaptureError (``native-unavailable``) when it cannot be loaded."""
-        descriptor = cache.opened(path)
-        if descriptor is None:
-            raise CaptureError("native-unavailable", f"{path} is no longer what was built")
-        # It stays open: the loader would take another library of this name for the same one.
-        name = f"/proc/self/fd/{descriptor}"
+        """The module in ``path``. Raises CaptureError (``native-unavailable``) when it cannot be loaded; one that came
+        with the wheel is not found again then."""
+        if path.parent == PREBUILT:  # whoever wrote it wrote this module as well
+            name = str(path)
+        else:
+            descriptor = cache.opened(path)
+            if descriptor is None:
+                raise CaptureError("native-unavailable", f"{path} is no longer what was built")
+            # It stays open: the loader would take another library of this name for the same one.
+            name = f"/proc/self/fd/{descriptor}"
         loader = importlib.machinery.ExtensionFileLoader(self.module, name)
         spec = importlib.util.spec_from_file_location(self.module, name, loader=loader)
         assert spec is not None
@@ -245,6 +294,7 @@ class NativeLibrary:
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
         except ImportError as error:
+            _unusable.add(path)
             raise CaptureError("native-unavailable", str(error)) from error
         if not getattr(sys, "_is_gil_enabled", lambda: True)():  # a free-threaded Python enables it for the module
             raise CaptureError("native-unavailable", "the library needs the GIL, which PYTHON_GIL=0 keeps off")
@@ -252,8 +302,11 @@ class NativeLibrary:
         return module
 
     def find(self, folder: str | None = None) -> Path | None:
-        """The library, if ``folder`` has it already (as for ``build``). Raises CaptureError (``native-unavailable``)
-        when it is not known which one that is: where the compiler does not answer."""
+        """The library, if the wheel or ``folder`` has it already (as for ``build``). Raises CaptureError
+        (``native-unavailable``) when it is not known which one that is: where the compiler does not answer."""
+        prebuilt = PREBUILT / self.prebuilt(Target.here())
+        if prebuilt not in _unusable and prebuilt.is_file():
+            return prebuilt
         path = self.path(_root(folder))
         return None if cache.load(path) is None else path
 
@@ -277,34 +330,46 @@ class NativeLibrary:
     def path(self, root: Path) -> Path:
         """Where in ``root`` the library for this interpreter, this torch, this compiler and these sources lies,
         wherever the sources lie."""
-        compiler = _compiler()
+        compiler, target = _compiler(), Target.here()
         parts = [torch.__version__, sys.version, platform.machine(), _compiler_version(*compiler)]
-        parts += [*compiler, *self._flags(), *self._links()]
+        parts += [*compiler, *self._flags(target), *self._search(target), *self._links(target)]
+        return root / "native" / f"{self.name}-{self._fingerprint(parts)}" / f"{self.module}{target.suffix}"
+
+    def prebuilt(self, target: Target) -> str:
+        """The name in ``PREBUILT`` of the library of these sources for ``target``. Only what includes CUDA's headers
+        depends on the CUDA that torch was built with."""
+        cuda = target.cuda if "c10_cuda" in self.libraries else None
+        parts = [target.commit, str(cuda), *self._flags(target), *self.libraries]
+        release = target.version.partition("+")[0]
+        return f"{self.name}-torch{release}-{self._fingerprint(parts)}{target.suffix}"
+
+    def command(self, output: Path, target: Target | None = None) -> list[str]:
+        """The compiler's command line for ``output``. ``target``: by default, this process's."""
+        target = target or Target.here()
+        flags = [*self._flags(target), *self._search(target)]
+        return [*_compiler(), *flags, str(self.source), "-o", str(output), *self._links(target)]
+
+    def _fingerprint(self, parts: list[str]) -> str:
+        """A hash of ``parts`` and of the sources."""
         for file in (self.source, *sorted(self.source.parent.glob("*.h")), *sorted(SHARED.glob("*.h"))):
             parts += [file.name, file.read_text(encoding="utf-8")]
-        fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-        suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-        return root / "native" / f"{self.name}-{fingerprint}" / f"{self.module}{suffix}"
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
-    def command(self, output: Path) -> list[str]:
-        """The compiler's command line for ``output``."""
-        return [*_compiler(), *self._flags(), str(self.source), "-o", str(output), *self._links()]
-
-    def _flags(self) -> list[str]:
-        release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    def _flags(self, target: Target) -> list[str]:
+        release = tuple(int(part) for part in target.version.split(".")[:2])
         standard = "-std=c++20" if release >= (2, 12) else "-std=c++17"
         # As torch itself is built. Without NDEBUG, pybind11 asks who holds the GIL at each reference counted.
         flags = [standard, "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
-        flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-        if torch.distributed.is_available():
-            flags.append("-DPYGRAPH_DISTRIBUTED")
-        root = Path(torch.__file__).resolve().parent
-        headers = (root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
-        return [*flags, *(f"-isystem{path}" for path in (*headers, *self.includes))]
+        flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(target.cxx11_abi)}")
+        return [*flags, "-DPYGRAPH_DISTRIBUTED"] if target.distributed else flags
 
-    def _links(self) -> list[str]:
-        root = Path(torch.__file__).resolve().parent
-        return [_CXX_RUNTIME, f"-L{root / 'lib'}", *(f"-l{name}" for name in self.libraries)]
+    def _search(self, target: Target) -> list[str]:
+        include = target.torch / "include"
+        folders = (include, include / "torch/csrc/api/include", target.python, *self.includes())
+        return [f"-isystem{folder}" for folder in folders]
+
+    def _links(self, target: Target) -> list[str]:
+        return [_CXX_RUNTIME, f"-L{target.torch / 'lib'}", *(f"-l{name}" for name in self.libraries)]
 
     def _compile(self, path: Path) -> None:
         """Compile beside ``path``, then store it whole. Called under the lock."""
@@ -315,6 +380,10 @@ class NativeLibrary:
             _log.warning("building the native library of the %s driver, once for this machine", self.name)
             _run(self.command(output))
             cache.store(path, output.read_bytes(), within=path.parent.parent)
+
+
+_unusable: set[Path] = set()
+"""Libraries that this process could not load. One that came with the wheel is compiled in the next attempt."""
 
 
 def _root(folder: str | None) -> Path:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -30,7 +31,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime import native_build
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.host import build as host_build
-from pygraph.runtime.native_build import SHARED, Loader, NativeLibrary
+from pygraph.runtime.native_build import SHARED, Loader, NativeLibrary, Target
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import Region
 from tests import forked
@@ -289,6 +290,59 @@ def test_checkouts_with_the_same_sources_share_one_library(
     shutil.copytree(library.source.parent, other.parent)
     assert library.build(folder) == replace(library, source=other).build(folder)
     assert calls.read_text() == "call\n"
+
+
+# -- libraries of the wheel --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the wheel's libraries."""
+    folder = tmp_path / "wheel"
+    folder.mkdir()
+    monkeypatch.setattr(native_build, "PREBUILT", folder)
+    return folder
+
+
+def test_a_library_of_the_wheel_is_loaded_where_there_is_no_compiler(
+    library: NativeLibrary, loader: Loader, carried: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = carried / library.prebuilt(Target.here())
+    subprocess.run(library.command(path), check=True)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    module = loader()
+    assert (module.__name__, module.__file__) == ("_pygraph_tiny", str(path))
+
+
+def test_a_library_of_the_wheel_that_cannot_be_loaded_is_built(
+    library: NativeLibrary, loader: Loader, carried: Path, go: Path, hour: list[float], tmp_path: Path
+) -> None:
+    (carried / library.prebuilt(Target.here())).write_text("of another machine")
+    with pytest.raises(CaptureError, match=r"wheel/tiny-torch.*too short"):
+        loader()
+    hour[0] += native_build._SHORTEST_PAUSE
+    go.touch()
+    assert Path(str(loader().__file__)).is_relative_to(tmp_path / "cache")
+
+
+def test_a_library_of_the_wheel_is_named_by_all_that_it_depends_on(library: NativeLibrary) -> None:
+    here = Target.here()
+    others = [
+        replace(here, commit="another"),
+        replace(here, version="2.99.0"),
+        replace(here, suffix=".cpython-399-x86_64-linux-gnu.so"),
+        replace(here, distributed=not here.distributed),
+        replace(here, cxx11_abi=not here.cxx11_abi),
+    ]
+    names = [library.prebuilt(target) for target in (here, *others)]
+    with library.source.open("a") as opened:
+        opened.write("// more\n")
+    names.append(library.prebuilt(here))
+    assert len(set(names)) == len(names)
+    moved = replace(here, torch=Path("/elsewhere"), python="/elsewhere", version=f"{here.version}+local", cuda="13.9")
+    assert library.prebuilt(moved) == library.prebuilt(here)
+    cuda = replace(library, libraries=("c10", "c10_cuda"))
+    assert cuda.prebuilt(moved) != cuda.prebuilt(here)
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------

@@ -28,13 +28,13 @@ _INTERFACE = {
 
 
 def library() -> NativeLibrary:
-    """What is built. Raises CaptureError (``native-unavailable``) when no CUDA headers are found."""
+    """The library, which can be built where CUDA headers are found."""
     _warn_of_methods()
     return NativeLibrary(
         "cuda",
         Path(__file__).resolve().with_name("native.cpp"),
         libraries=("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python"),
-        includes=_headers(),
+        includes=_headers,
     )
 
 

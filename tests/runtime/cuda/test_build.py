@@ -30,7 +30,7 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_headers_are_those_of_the_toolkit(toolkit: Path) -> None:
-    assert build.library().includes == (toolkit / "include",)
+    assert build.library().includes() == (toolkit / "include",)
     assert f"-isystem{toolkit / 'include'}" in build.library().command(Path("out"))
 
 
@@ -80,5 +80,5 @@ def test_without_headers_it_says_what_to_set(toolkit: Path, monkeypatch: pytest.
     monkeypatch.setattr(build, "_toolkits", lambda: iter([toolkit / "nowhere"]))
     monkeypatch.setattr(build, "_wheels", lambda: iter(()))
     with pytest.raises(CaptureError, match="set CUDA_HOME") as caught:
-        build.library()
+        build.library().command(Path("out"))
     assert caught.value.reason == "native-unavailable"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pygraph.runtime.cuda import build
-from pygraph.runtime.native_build import NativeLibrary
+from pygraph.runtime.native_build import NativeLibrary, Target
 from tests import forked
 
 HERE, DRIVER = Path(__file__).resolve().parent, Path(build.__file__).parent
@@ -50,18 +50,19 @@ def bytes_of(owned):
 class Simulated(NativeLibrary):
     """The module ``simulated``, which is kept as the drivers' libraries are: it takes as long to build."""
 
-    def _flags(self) -> list[str]:
+    def _flags(self, target: Target) -> list[str]:
         sources = [*sorted(DRIVER.glob("*.h")), DRIVER / "native.cpp"]
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
         flags = ["-O0", "-fvisibility=default", "-Wno-attributes", "-Wl,-soname,libcuda.so.1,-Bsymbolic,-z,lazy"]
-        return [*super()._flags(), *flags, f"-DSOURCES={digest}"]  # flags are part of what a library is kept by
+        return [*super()._flags(target), *flags, f"-DSOURCES={digest}"]  # flags are part of what a library is kept by
 
 
 @pytest.fixture(scope="module")
 def library() -> Path:
     """The module, compiled."""
-    includes = (*build._headers(), DRIVER, HERE)
-    return Simulated("simulated", HERE / "simulated.cpp", ("c10", "torch_cpu", "torch_python"), includes).build()
+    libraries = ("c10", "torch_cpu", "torch_python")
+    library = Simulated("simulated", HERE / "simulated.cpp", libraries, lambda: (*build._headers(), DRIVER, HERE))
+    return library.build()
 
 
 def run(library: Path, code: str) -> list[str]:
