@@ -19,12 +19,12 @@ import click
 
 from benchmarks.pictures import draw
 from benchmarks.running import SUITE, program_of, workloads
-from benchmarks.sides import GRAPH, GRAPHED, STEP, STEP_IN_ORDER, SUITE_SIDES, WHOLE_STEP
+from benchmarks.sides import GRAPH, GRAPHED, STEP, STEP_IN_ORDER, SUITE_SIDES, WHOLE_STEP, compiler_of
 from benchmarks.workload import Workload
 from pygraph.bench.process import gist
 from pygraph.bench.render import LOSS, line, page, with_head, write_all
 from pygraph.bench.results import SCHEMA, Document, document, machine, row_of, write
-from pygraph.bench.sides import BASELINES, OURS, REFERENCE, sides_for
+from pygraph.bench.sides import BASELINES, OURS, REFERENCE, Side, sides_for
 from pygraph.bench.timing import Bench, Program
 from pygraph.logs import working
 
@@ -42,6 +42,9 @@ _WHOLE = (*_IN_PARTS, BEST, OURS, GRAPH, WHOLE_STEP, STEP_IN_ORDER)
 @click.argument("names", nargs=-1)
 @click.option("--list", "listing", is_flag=True, help="List the workloads, and what keeps any from running here.")
 @click.option("--sides", default="", metavar="A,B,…", help="Ways of compiling.  [default: all that apply]")
+@click.option("--against", multiple=True, metavar="NAME",
+              help="Another backend as a side: MODULE:FUNCTION, which returns what it is given compiled, or a name that "
+                   "torch.compile(backend=…) takes.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False), help="A folder for results as JSON, Markdown and pictures.")
 @click.option("--from", "sources", multiple=True, metavar="JSON",
               help="Measure nothing: write --out from these results. Several files are put together.")  # fmt: skip
@@ -113,12 +116,19 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no GPU")
     end = time.monotonic() + options["seconds"]
-    sides = sides_for([name.strip() for name in options["sides"].split(",") if name.strip()], device, SUITE_SIDES)
+    against = {name: Side(name) for name in options["against"]}
+    for name in against:
+        if name in SUITE_SIDES:
+            raise ValueError(f"--against {name}: that is a side of the suite")
+        compiler_of(name)  # raises for what there is not
+    named = [name.strip() for name in options["sides"].split(",") if name.strip()]
+    sides = sides_for([*named, *against] if named else [], device, {**SUITE_SIDES, **against})
     tiny = device == "cpu" if options["tiny"] is None else options["tiny"]
     more = {"tiny": tiny, "calls": options["calls"], "suite": options["suite"]}
     programs = [program_of(workload, sides, **more) for workload in picked if not missing(workload)]
     skipped = {w.name: f"not installed: {', '.join(missing(w))}" for w in picked if missing(w)}
     settings = {**{key: options[key] for key in ("blocks", "seed", "seconds")}, "device": device, "tiny": tiny}
+    settings["against"] = list(against)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     rows: dict[str, Any] = {}
 
@@ -186,7 +196,7 @@ def geometric(found: Document, side: str) -> tuple[float | None, int]:
 
 def overall(found: Document) -> list[str]:
     lines = []
-    for side in BASELINES:
+    for side in (*BASELINES, *against_of(found)):
         mean, count = geometric(found, side)
         without = [name for name, row in found["workloads"].items() if wall_ratio(row, side) is None]
         names = ", ".join([*without, *found["left_out"], *found["skipped"]]) or "none"
@@ -195,10 +205,15 @@ def overall(found: Document) -> list[str]:
     return with_head(["over", "geometric mean, wall time", "workloads", "not in it"], lines)
 
 
-def losses(rows: Document) -> list[str]:
-    lines, known = [], False
-    for name, row in rows.items():
-        over = {side: value for side in (*BASELINES, REFERENCE) if (value := wall_ratio(row, side)) is not None}
+def against_of(found: Document) -> list[str]:
+    """Other backends that were sides."""
+    return list(found["settings"].get("against", ()))
+
+
+def losses(found: Document) -> list[str]:
+    lines, known, sides = [], False, (*BASELINES, REFERENCE, *against_of(found))
+    for name, row in found["workloads"].items():
+        over = {side: value for side in sides if (value := wall_ratio(row, side)) is not None}
         known = known or bool(over)
         lines += [f"- **{name}**: {value:.3f} over {side}" for side, value in over.items() if value < LOSS]
     if lines:
@@ -252,7 +267,7 @@ def orders(rows: Document) -> list[str]:
 def sections(found: Document) -> dict[str, Iterable[str]]:
     """Further sections of the page, by title."""
     rows = found["workloads"]
-    told = {"Overall": overall(found), "Training steps as a whole": whole(rows), "Losses": losses(rows)}
+    told = {"Overall": overall(found), "Training steps as a whole": whole(rows), "Losses": losses(found)}
     return {**told, "Orders of launches": orders(rows)}
 
 

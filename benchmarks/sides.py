@@ -7,6 +7,8 @@ of the n-th step.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -18,6 +20,7 @@ import pygraph
 from benchmarks.workload import Step
 from pygraph.bench.sides import OURS, PROGRAM_ORDER, SIDES, Side
 from pygraph.bench.sides import compile_as as compile_as_users_do
+from pygraph.passes.pipeline import nearest
 
 __all__ = [
     "GRAPH",
@@ -31,6 +34,7 @@ __all__ = [
     "WholeStep",
     "cloning",
     "compile_as",
+    "compiler_of",
     "step_as",
 ]
 
@@ -51,10 +55,31 @@ SUITE_SIDES |= {
 
 
 def compile_as(name: str, target: Any) -> Any:
-    """``target`` compiled in a side's way."""
+    """``target`` compiled in a side's way. A name that is no side's is another backend's (``compiler_of``)."""
     if name in (WHOLE_STEP, STEP_IN_ORDER, STEP, GRAPH):
         return target
+    if name not in SUITE_SIDES:
+        return compiler_of(name)(target)
     return GraphedModule(target) if name == GRAPHED else compile_as_users_do(name, target)
+
+
+def compiler_of(name: str) -> Callable[[Any], Any]:
+    """The function that compiles a module or function with another backend.
+
+    ``module:function`` names that function itself; any other name is a backend of ``torch.compile``. Raises ValueError
+    where there is neither.
+    """
+    module, separated, function = name.partition(":")
+    if not separated:
+        known = torch.compiler.list_backends(exclude_tags=())
+        if name not in known:
+            raise ValueError(f"torch.compile has no backend '{name}'{nearest(name, known)}")
+        return functools.partial(torch.compile, backend=name)
+    try:
+        found: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"'{name}' is no function: {error}") from error
+    return found
 
 
 def step_as(name: str, step: Step) -> Step:

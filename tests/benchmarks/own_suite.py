@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from benchmarks.workload import Compile, Step, Workload
 
-__all__ = ["WORKLOADS"]
+__all__ = ["WORKLOADS", "uncompiled"]
 
 
 def wrong(compile: Compile, device: str) -> Step:
@@ -34,6 +36,11 @@ def training(compile: Compile, device: str) -> Step:
         return loss.detach()
 
     return run
+
+
+def uncompiled(target: Any) -> Any:
+    """Another backend, which compiles nothing."""
+    return target
 
 
 WORKLOADS = (

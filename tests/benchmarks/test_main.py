@@ -30,6 +30,10 @@ def benchmarks(*args: object) -> Result:
         (["gtp2-1"], "did you mean 'gpt2-1'"),
         (["0"], "there are "),
         (["--sides", "pygraf"], "did you mean 'pygraph'"),
+        (["--against", "inductr"], "has no backend 'inductr'; did you mean 'inductor'"),
+        (["--against", "tests.benchmarks.own_suite:nothing"], "is no function: module"),
+        (["--against", "no_such_module:compile"], "is no function: No module"),
+        (["--against", "pygraph"], "is a side of the suite"),
         (["--suite", "no.such.suite"], "is no suite"),
         (["--from", "results.json"], "needs --out"),
     ],
@@ -74,7 +78,7 @@ def test_training_steps_as_a_whole_are_compared_with_each_side_that_is_right() -
     rounds = [{side: {"wall_us": us * drift} for side, us in times.items()} for drift in (1.0, 1.5)]
     row = {"kind": "training", "domain": "x", "sides": sides, "ratios": {}, "rounds": rounds}
     other = {**row, "sides": {side: each for side, each in sides.items() if side != "step"}}
-    made: dict[str, Any] = {"workloads": {"mlp": row, "no-step": other}, "left_out": {}, "skipped": {}}
+    made: dict[str, Any] = {"workloads": {"mlp": row, "no-step": other}, "settings": {}, "left_out": {}, "skipped": {}}
     _, _, line, means = sections(made)["Training steps as a whole"]
     assert line == "| mlp | 4.00 | 2.00 | – | 2.00 | 1.50 | – | 0.50 | – | 0.250 | 0% |"
     assert means.startswith(
@@ -115,3 +119,24 @@ def test_a_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {side: row["status"] for side, row in wrong["sides"].items()} == {"eager": "ok", "pygraph": "wrong"}
     assert wrong["ratios"] == {}
     assert "**wrong, pygraph**: results differ from eager's by 0.5" in result.stdout
+
+
+@pytest.mark.sweep
+def test_other_backends_are_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a name that torch.compile knows, and by a function; what one of them compiles wrong is said."""
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    others = ["aot_eager", "tests.benchmarks.own_suite:uncompiled"]
+    against = [each for name in others for each in ("--against", name)]
+    common = ("--device", "cpu", "--sides", "pygraph", "--blocks", 6, "--calls", 5)
+    result = benchmarks("dropout", "wrong", *OWN, *common, *against, "--out", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["settings"]["against"] == others
+    right, wrong = found["workloads"]["dropout"], found["workloads"]["wrong"]
+    assert {side: each["status"] for side, each in right["sides"].items()} == dict.fromkeys(
+        ["eager", "pygraph", *others], "ok"
+    )
+    assert set(right["ratios"]) == {"eager", *others}
+    assert [wrong["sides"][name]["status"] for name in others] == ["wrong", "ok"]
+    text = (tmp_path / "results.md").read_text()
+    assert all(f"| {name} | **" in text for name in others)

@@ -7,4 +7,11 @@ from pathlib import Path
 from pygraph.runtime.native_build import Loader, NativeLibrary
 
 _SOURCE = Path(__file__).resolve().with_name("native.cpp")
-load = Loader(lambda: NativeLibrary("host", _SOURCE, libraries=("c10", "torch_cpu", "torch_python")))
+
+
+def library() -> NativeLibrary:
+    """The library."""
+    return NativeLibrary("host", _SOURCE, libraries=("c10", "torch_cpu", "torch_python"))
+
+
+load = Loader(library)
