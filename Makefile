@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 # Releases of torch that `make test-versions` runs the contract on, each in an environment of its own (several GB) in VERSIONS.
 TORCH ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 VERSIONS ?= $(VENV)-versions
+# Pythons, with their headers, that `make wheels` builds for.
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
 # What PyGraph needs of torch: its graphs, its scheduler, its dispatcher, its allocator's interface, and whole programs.
 CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py tests/frontend tests/inductor tests/runtime/host \
 	tests/runtime/test_region.py tests/runtime/cuda/test_build.py tests/training/test_step.py tests/training/test_standins.py \
@@ -18,7 +20,7 @@ SCALAR := ATEN_CPU_CAPABILITY=default TORCHINDUCTOR_CACHE_DIR=$(or $(TMPDIR),/tm
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu bench bench-gpu docs \
-	operators lint types imports check clean
+	operators wheels wheels-check lint types imports check clean
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +74,12 @@ test-multi-gpu: $(READY)  ## programs of several processes, on as many CUDA devi
 
 operators: $(READY)  ## the table of torch's operators that graphs are verified by
 	$(BIN)/python -W ignore tools/operators.py
+
+wheels: $(READY)  ## the source distribution and a wheel for each Python in PYTHONS, in dist/: native halves for each release in TORCH
+	$(BIN)/python tools/wheels.py $(TORCH:%=--torch %) $(PYTHONS:%=--python %)
+
+wheels-check: $(READY)  ## install each wheel beside each release that it is for, without a compiler, and replay on the host driver
+	$(BIN)/python tools/check_wheels.py $(PYTHONS:%=--python %) dist
 
 bench: $(READY)  ## the suite in small, and the compiler, as ratios within one run
 	$(BIN)/python -m benchmarks --sides default,pygraph --out bench-results

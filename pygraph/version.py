@@ -6,7 +6,7 @@ import functools
 import hashlib
 from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 PACKAGE = Path(__file__).parent
 _SHAPING_NOTHING = ("bench", "cli", "report", "testing")

