@@ -5,9 +5,10 @@
                                     └─ failed ─► looked for again after a while, or by ``pygraph.retry()``
 
 A wheel carries libraries in ``PREBUILT``, each under a hash of all that it depends on: the commit of torch, the Python,
-the sources. ``tools/wheels.py`` builds them. For any other torch or Python, the library is compiled in the background. It lies in the cache folder, under a hash of the compiler too: only what this user or root
-wrote, whole, is loaded, and anything else is built again. Processes that arrive together wait for one another; what a
-process that died while building left behind is removed by the next that builds.
+the sources. ``tools/wheels.py`` builds them. For any other torch or Python, the library is compiled in the background.
+It lies in the cache folder, under a hash of the compiler too: only what this user or root wrote, whole, is loaded, and
+anything else is built again. Processes that arrive together wait for one another; what a process that died while
+building left behind is removed by the next that builds.
 """
 
 from __future__ import annotations
