@@ -43,7 +43,7 @@ _WHOLE = (*_IN_PARTS, BEST, OURS, GRAPH, WHOLE_STEP, STEP_IN_ORDER)
 @click.option("--list", "listing", is_flag=True, help="List the workloads, and what keeps any from running here.")
 @click.option("--sides", default="", metavar="A,B,…", help="Ways of compiling.  [default: all that apply]")
 @click.option("--against", multiple=True, metavar="NAME",
-              help="Another backend as a side: MODULE:FUNCTION, which returns compiled what it is given, or a name that "
+              help="Another backend as a side: MODULE:FUNCTION, which compiles what it is given, or a name that "
                    "torch.compile takes.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False), help="A folder for results as JSON, Markdown and pictures.")
 @click.option("--from", "sources", multiple=True, metavar="JSON",
