@@ -8,6 +8,7 @@
     pieces, pieces-small   pieces of a Llama of 16 layers between attention operators, by vLLM's interface of wrappers;
                            by hand as its ``CUDAGraphWrapper`` does: static buffers, one pool
     changes                µs that a call takes longer after weights, adapter or cache were replaced, and results
+    forecast               memory of sizes of ten models, told by three others, and what is then taken
     sizes                  35 batch sizes of a decode step: seconds to capture them, and bytes that they take
 
 Each side has a process of its own, and blocks of both take turns. By hand, arguments are copied into static buffers,
@@ -39,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import pygraph
 from benchmarks import llama, new_sizes
-from benchmarks.callables import EIGHT, MIDDLE, TIMED, layers
+from benchmarks.callables import EIGHT, MIDDLE, SIZED, TIMED, layers
 from benchmarks.capture_cost import assert_close, drain
 from benchmarks.suite.inference import floating, made
 from pygraph.compat import tree_leaves
@@ -110,7 +111,8 @@ class Adapted(nn.Module):
     def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.layers(x) + self.adapter(x)
         self.cache.index_copy_(0, at, y[:1])
-        return y + self.cache.sum(0)
+        result: torch.Tensor = y + self.cache.sum(0)
+        return result
 
 
 def drawn(like: torch.Tensor) -> torch.Tensor:
@@ -140,20 +142,14 @@ def changes(side: Side) -> Row:
         for each in model.parameters():
             torch.utils.swap_tensors(each, nn.Parameter(drawn(each)))
 
-    def adapter(turn: int) -> None:
-        model.adapter = adapters[turn % 2]
-
-    def cache(turn: int) -> None:
-        model.cache = torch.zeros_like(model.cache)
-
     kinds: dict[str, Callable[[int], Any]] = {
         "parameter": parameter,
         "data": data,
         "load_state_dict": lambda turn: model.load_state_dict(states[turn % 2], strict=False),
         "assign": lambda turn: model.load_state_dict(states[turn % 2], strict=False, assign=True),
         "swap_tensors": swap,
-        "adapter": adapter,
-        "cache": cache,
+        "adapter": lambda turn: setattr(model, "adapter", adapters[turn % 2]),
+        "cache": lambda turn: setattr(model, "cache", torch.zeros_like(model.cache)),
     }
 
     def timed() -> float:
@@ -191,6 +187,22 @@ def changes(side: Side) -> Row:
     return found
 
 
+def forecast(side: Side) -> Row:
+    """Of ours: bytes that were told and taken for each size, and how far the former are off at most."""
+    few, more = ((2, 8, 32), (4, 20)) if side.tiny else ((2, 16, 64), (4, 8, 24, 48))
+    found: Row = {}
+    for name, make in SIZED.items():
+        model, place, args = make(side)
+        step = pygraph.graph(model, held=model)
+        known = pygraph.prepare(step, {place: few}, args=args, progress=False)
+        told = {number: known.forecast(number) for number in more}
+        then = pygraph.prepare(step, {place: more}, args=args, progress=False).memory
+        pairs = [[each.instances + each.workspace for each in (told[size], then[size,])] for size in more]
+        found[name] = {"off": max(abs(one / other - 1) for one, other in pairs), "bytes": pairs}
+        pygraph.release()
+    return {"off": max(each["off"] for each in found.values()), **found}
+
+
 def sizes(side: Side) -> Row:
     """Seconds, and bytes once all sizes were served three times."""
     batches = new_sizes.TINY_BATCHES if side.tiny else new_sizes.BATCHES
@@ -223,7 +235,7 @@ def sizes(side: Side) -> Row:
 
 # -- sides -------------------------------------------------------------------------------------------------------------
 
-ONCE: dict[str, Callable[[Side], Row]] = {"changes": changes, "sizes": sizes}
+ONCE: dict[str, Callable[[Side], Row]] = {"changes": changes, "forecast": forecast, "sizes": sizes}
 ROWS = (*TIMED, *ONCE)
 
 
@@ -372,7 +384,7 @@ def timed(name: str, sides: Mapping[str, Any], rounds: int) -> Row:
 
 
 def once(name: str, sides: Mapping[str, Any]) -> Row:
-    if name == "changes":
+    if name != "sizes":
         found: Row = sides[OURS].once(name)
         return found
     found = {side: sides[side].once(name) for side in (THEIRS, OURS)}

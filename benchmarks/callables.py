@@ -24,7 +24,7 @@ from benchmarks.suite.diffusion import tiny_unet, unet
 from benchmarks.suite.gnn import Gcn
 from benchmarks.suite.inference import made
 
-__all__ = ["EIGHT", "MIDDLE", "TIMED", "Calls", "Wrapping", "layers"]
+__all__ = ["EIGHT", "MIDDLE", "SIZED", "TIMED", "Calls", "Wrapping", "layers"]
 
 MIDDLE = {"layers": 16, "width": 1024, "inner": 4096, "heads": 16, "groups": 4, "words": 32000, "length": 512}
 TURNS = range(4)
@@ -304,6 +304,66 @@ def piece(
     x = x + F.linear(F.silu(F.linear(y, gate)) * F.linear(y, up), down)
     return F.linear(F.rms_norm(x, after.shape, after), qkv), torch.empty_like(x), x
 
+
+# -- models of many sizes ----------------------------------------------------------------------------------------------
+
+Sized: TypeAlias = tuple[nn.Module, Any, tuple[torch.Tensor, ...]]
+"""A model, what varies (a place of ``pygraph.prepare``), and arguments."""
+
+
+class Attention(nn.Module):
+    """Of [batch, length, width], with scores in memory."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        result: torch.Tensor = self.out((q @ k.mT).softmax(-1) @ v)
+        return result
+
+
+def _sized(make: Callable[[int], nn.Module], shape: tuple[int, ...], width: int, dim: int = 0) -> Any:
+    """A model of a width, or of 16 in its tiny form; a 0 in a shape stands for it."""
+
+    def build(side: Wrapping) -> Sized:
+        own = 16 if side.tiny else width
+        x = side.random(*(own if size == 0 else size for size in shape))
+        return made(lambda: make(own), side.device), (0, dim), (x,)
+
+    return build
+
+
+def _decoder(side: Wrapping) -> Sized:
+    of = llama.TINY if side.tiny else MIDDLE | {"layers": 2}
+    tokens, at = torch.zeros(2, dtype=torch.int64, device=side.device), torch.tensor([3], device=side.device)
+    return made(lambda: llama.Llama(**of, batch=64), side.device), (0, 0), (tokens, at)
+
+
+def _of_edges(side: Wrapping) -> Sized:
+    width = 16 if side.tiny else 128
+    model = Gcn(width, 3, 16).to(side.device).eval()
+    return model, ((1, 1), (2, 0)), new_sizes.graph(2000, 64, width, side.device)
+
+
+def _convolutions(width: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, width, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, 8, 3))
+
+
+SIZED: dict[str, Callable[[Wrapping], Sized]] = {
+    "mlp": _sized(layers, (2, 0), 1024),
+    "gated": _sized(lambda width: nn.Sequential(nn.Linear(width, 4 * width), nn.GLU()), (2, 0), 1024),
+    "norms": _sized(lambda width: nn.Sequential(nn.LayerNorm(width), layers(width), nn.Softmax(-1)), (2, 0), 512),
+    "attention, batch": _sized(Attention, (2, 32, 0), 256),
+    "attention, length": _sized(Attention, (4, 2, 0), 256, 1),
+    "encoder": _sized(lambda width: nn.Sequential(Attention(width), layers(width), Attention(width)), (2, 8, 0), 256),
+    "convolutions": _sized(_convolutions, (2, 4, 32, 32), 64),
+    "vit": lambda side: (made(lambda: Vit(32, 2, 32, 2), side.device), (0, 0), (side.random(2, 3, 32, 32),)),
+    "decode": _decoder,
+    "gcn, edges": _of_edges,
+}
+"""What to forecast the memory of."""
 
 EIGHT: dict[str, Callable[[Wrapping], Calls]] = {
     "decode": decode,

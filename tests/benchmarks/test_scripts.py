@@ -138,6 +138,12 @@ def test_what_was_replaced_is_used(small_blocks: dict[str, by_hand.Side]) -> Non
     assert len(row) == 7
 
 
+def test_memory_is_forecast(small_blocks: dict[str, by_hand.Side]) -> None:
+    row = small_blocks[by_hand.OURS].once("forecast")
+    assert len(row) == 11
+    assert row["off"] < 0.1, row
+
+
 def test_a_row_that_fails_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, small_blocks: dict[str, by_hand.Side]
 ) -> None:
