@@ -82,8 +82,7 @@ def loop(
     """
     if collect is not None and isinstance(steps, torch.Tensor):
         raise ValueError("what is collected needs an integer for steps: memory for it is made before the loop")
-    named = tuple(map(_named, (step, until, collect, key, compare)))
-    identity = (*named, None if options is None else tuple(sorted(options.items())))
+    identity = _named((step, until, collect, key, compare, tuple(sorted((options or {}).items()))))
     found = _loops.get(identity)
     if found is None:
         found = _loops[identity] = Loop(step, until, collect, key=key, compare=compare, options=options)
@@ -97,18 +96,20 @@ def loop(
 _loops: OrderedDict[Hashable, Loop] = OrderedDict()
 
 
-def _named(function: Any) -> Hashable:
-    """A key of a function: by its code and what that refers to, so that a lambda is the same in each call."""
-    if type(function) is not types.FunctionType:
-        return function if function is None or isinstance(function, Hashable) else id(function)
-    cells = (cell.cell_contents for cell in function.__closure__ or ())
-    plain = tuple((type(each), bits_of(each)) if type(each) in PLAIN else _Same(each) for each in cells)
-    return (
-        function.__code__,
-        plain,
-        function.__defaults__ and tuple(map(_Same, function.__defaults__)),
-        id(function.__globals__),
-    )
+def _named(value: Any, met: tuple[Any, ...] = ()) -> Hashable:
+    """A key of a function: its code and what that refers to, so that a lambda is the same in each call. Of anything
+    else, tuples and plain values count by what they are, objects by identity. ``met``: functions around it."""
+    kind = type(value)
+    if kind in PLAIN:
+        return kind, bits_of(value)
+    if kind is tuple:
+        return kind, *(_named(each, met) for each in value)
+    if kind is types.MethodType:
+        return _Same(value.__self__), _named(value.__func__, met)
+    if kind is not types.FunctionType or any(value is each for each in met):
+        return _Same(value)
+    cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+    return value.__code__, _Same(value.__globals__), _named((*cells, *(value.__defaults__ or ())), (*met, value))
 
 
 class _Same:

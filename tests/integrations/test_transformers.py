@@ -9,7 +9,7 @@ import pygraph
 
 transformers = pytest.importorskip("transformers")
 
-from pygraph.integrations.transformers import generation  # noqa: E402
+from pygraph.integrations.transformers import generate, generation  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -42,3 +42,48 @@ def test_options_are_those_of_the_backend() -> None:
         "mode": None,
         "options": {"capture_after": 3},
     }
+
+
+def _small() -> object:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, pad_token_id=0, eos_token_id=None)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def test_generated_tokens_are_those_of_the_model() -> None:
+    model = _small()
+    for length in (5, 4, 6, 3):
+        prompt = torch.randint(1, 64, (3, length))
+        mask = torch.ones_like(prompt)
+        mask[1, :2] = 0
+        usual = {"max_new_tokens": 9, "eos_token_id": [7, 40], "pad_token_id": 0}
+        plain = model.generate(
+            prompt, attention_mask=mask, do_sample=False, cache_implementation="static", max_cache_len=16, **usual
+        )
+        tokens = generate(model, {"input_ids": prompt, "attention_mask": mask}, max_cache_len=16, **usual)
+        assert torch.equal(tokens, plain)
+    assert pygraph.counters()["replays"] == 2
+    with pytest.raises(ValueError, match="a cache of 8 tokens holds no text of 12"):
+        generate(model, prompt, max_new_tokens=9, max_cache_len=8)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 9}, {"top_k": 0, "top_p": 0.6}])
+def test_sampled_tokens_are_those_of_the_same_generator(settings: dict[str, object]) -> None:
+    model = _small()
+    for seed in range(4):
+        prompt = torch.randint(1, 64, (2, 5))
+        torch.manual_seed(seed)
+        usual = {"max_new_tokens": 6, "do_sample": True, **settings}
+        plain = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            cache_implementation="static",
+            max_cache_len=16,
+            **{"top_k": 0, **usual},
+        )
+        after = torch.rand(2)
+        torch.manual_seed(seed)
+        assert torch.equal(generate(model, prompt, max_cache_len=16, **usual), plain)
+        assert torch.equal(torch.rand(2), after)
+    assert pygraph.counters()["replays"] == 2
