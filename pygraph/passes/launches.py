@@ -15,7 +15,7 @@ from pygraph.ir import HOST, MODELS
 from pygraph.passes.base import LaunchPass, PassContext, PassResult
 from pygraph.passes.manager import PassManager
 from pygraph.passes.pipeline import sources
-from pygraph.program.default import ORDER_MEMORY, ordered, placed, renamed, segmented
+from pygraph.program.default import ORDER_MEMORY, in_order, ordered, placed, renamed, segmented
 from pygraph.program.program import Program
 
 DEFAULT_LAUNCH_PIPELINE = "rename,order,layout,segments"
@@ -101,6 +101,7 @@ class LaunchPipeline:
         """The program to replay, with the passes' notes. Raises CaptureError (``pass-failed``)."""
         try:
             device = program.recording.device
+            program = in_order(program, None)
             ran = self.manager.run(program, PassContext(device, MODELS.get(device, HOST), order))
         except PassError as error:
             raise CaptureError("pass-failed", str(error)) from error

@@ -43,12 +43,18 @@ class LaunchPasses(Protocol):
     def key(self) -> str: ...
 
     def __call__(self, program: Program, order: str) -> Program:
-        """The program to replay. Its ``order`` is to be ``program`` or ``dependences``."""
+        """The program to replay, of an ``undecided`` one. Its ``order`` is to be ``program`` or ``dependences``."""
+
+
+def undecided(recording: Recording, slots: tuple[Slot, ...], **facts: Any) -> Program:
+    """The program of a capture before intermediates have a place, and launches are steps. ``facts`` are further
+    fields."""
+    return Program(recording, slots, Layout(0, {}, own_storage(recording, slots)), **facts)
 
 
 def as_captured(recording: Recording, slots: tuple[Slot, ...], **facts: Any) -> Program:
     """The program of a capture before any decision. ``facts`` are further fields."""
-    return in_order(Program(recording, slots, Layout(0, {}, own_storage(recording, slots)), **facts), None)
+    return in_order(undecided(recording, slots, **facts), None)
 
 
 def in_order(program: Program, order: Order | None) -> Program:

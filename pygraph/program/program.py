@@ -120,11 +120,15 @@ class Program:
 def used_by_calls(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
     """The POOL allocations that eager calls are given or return."""
     calls = {launch.index for launch in recording.launches if launch.eager is not None}
+    if not calls:
+        return frozenset()
     return frozenset(slot.index for slot in slots if slot.kind is AllocationKind.POOL and slot.launch in calls)
 
 
 def returned_by_calls(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
     """Those that eager calls return: operators allocate that memory at each replay."""
     calls = {launch.index: len(launch.eager.operands) for launch in recording.launches if launch.eager is not None}
+    if not calls:
+        return frozenset()
     pool = (slot for slot in slots if slot.kind is AllocationKind.POOL)
     return frozenset(slot.index for slot in pool if slot.launch in calls and slot.word >= calls[slot.launch])

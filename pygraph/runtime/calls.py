@@ -5,8 +5,9 @@ tells it from another call.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -26,9 +27,9 @@ PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory
 """Types of arguments whose ``repr`` is equal only for those that make an operator do the same."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OperatorCall:
-    """One operator with its arguments in the order of its schema, defaults filled in."""
+    """One operator with its arguments in the order of its schema, defaults filled in. It is looked at many times."""
 
     op: OpOverload
     args: tuple[Any, ...]
@@ -39,10 +40,13 @@ class OperatorCall:
         """``aten::addmm``."""
         return str(self.op._schema.name)
 
-    def operands(self) -> Iterator[tuple[Any, Any]]:
+    def operands(self) -> Sequence[tuple[Any, Any]]:
         """Each argument of the schema with its value."""
-        for position, argument in enumerate(self.op._schema.arguments):
-            yield argument, self.value(position, argument)
+        return self._operands
+
+    @cached_property
+    def _operands(self) -> list[tuple[Any, Any]]:
+        return [(argument, self.value(position, argument)) for position, argument in enumerate(_arguments(self.op))]
 
     def value(self, position: int, argument: Any) -> Any:
         """That of ``argument``, which is at ``position`` of the schema."""
@@ -52,9 +56,13 @@ class OperatorCall:
             return self.kwargs[argument.name]
         return argument.default_value if argument.has_default_value() else None
 
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> Sequence[torch.Tensor]:
         """Every tensor argument."""
-        return [t for _, value in self.operands() for t in tensors_in(value)]
+        return self._tensors
+
+    @cached_property
+    def _tensors(self) -> list[torch.Tensor]:
+        return [t for _, value in self._operands for t in tensors_in(value)]
 
     def written(self) -> set[int]:
         """The ``id`` of each tensor argument that it may write."""
@@ -65,6 +73,12 @@ class OperatorCall:
         """A hashable that is equal for calls that do the same. ``opaque`` names a tensor that has no addresses. Raises
         CaptureError (``unsupported-argument``) for an object that cannot be compared."""
         return (str(self.op), _describe([value for _, value in self.operands()], {}, opaque))
+
+
+@lru_cache(maxsize=1024)
+def _arguments(op: OpOverload) -> tuple[Any, ...]:
+    """The arguments of an operator's schema, which torch makes anew whenever it is asked."""
+    return tuple(op._schema.arguments)
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -103,17 +117,23 @@ def _is_sized_by_data(call: OperatorCall) -> bool:
     return call.name not in _INDEXING or any(index.dtype in masks for index in tensors_in(given["indices"]))
 
 
+@lru_cache(maxsize=1024)
+def _never_captured(op: OpOverload) -> str | None:
+    """Why no call of an operator is captured, if so."""
+    name, returns = str(op._schema.name), [str(each.type) for each in op._schema.returns]
+    if name in _OF_A_LIBRARY:
+        return "dynamic-output"
+    if torch.Tag.data_dependent_output in op.tags or (returns and not any("Tensor" in each for each in returns)):
+        return "host-read"
+    return "metadata-mutation" if torch.Tag.inplace_view in op.tags or name in _RESIZING else None
+
+
 def check_call(call: OperatorCall) -> None:
     """Raise CaptureError for an operator of which nobody can say without running it what it returns, and for one that
     changes what its arguments are, or draws from a generator that it is given."""
-    tags = call.op.tags
-    if _is_sized_by_data(call) or call.name in _OF_A_LIBRARY:
-        raise CaptureError("dynamic-output", call.name)
-    returns = [str(each.type) for each in call.op._schema.returns]
-    if torch.Tag.data_dependent_output in tags or (returns and not any("Tensor" in each for each in returns)):
-        raise CaptureError("host-read", call.name)
-    if torch.Tag.inplace_view in tags or call.name in _RESIZING:
-        raise CaptureError("metadata-mutation", call.name)
+    reason = "dynamic-output" if _is_sized_by_data(call) else _never_captured(call.op)
+    if reason is not None:
+        raise CaptureError(reason, call.name)
     if any(isinstance(value, torch.Generator) for _, each in call.operands() for value in leaves(each)):
         raise CaptureError("generator-argument", call.name)
 

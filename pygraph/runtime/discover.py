@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, as_captured
+from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, undecided
 from pygraph.program.program import Program
 from pygraph.program.recording import Allocation, AllocationKind, Recording
 from pygraph.program.verify import stray_uses
@@ -71,7 +71,7 @@ def capture(
         return found
     for launch, said in stray_uses(first, found.slots):
         return Refusal.at(launch, "outside-allocation", said)
-    captured = as_captured(first, found.slots, non_pointers=found.non_pointers, **facts)
+    captured = undecided(first, found.slots, non_pointers=found.non_pointers, **facts)
     program = launch_passes(captured, order)
     return Captured(driver.instantiate(program), program, found)
 

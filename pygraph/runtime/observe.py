@@ -90,6 +90,7 @@ def uses_absolute_offset(call: OperatorCall) -> bool:
     return found is not None and call.value(*found) is not None
 
 
+@functools.lru_cache(maxsize=1024)
 def draws(op: OpOverload) -> bool:
     """Whether ``op`` draws random numbers, or may."""
     seeded = torch.Tag.nondeterministic_seeded in op.tags or "Generator" in str(op._schema)

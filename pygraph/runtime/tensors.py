@@ -36,7 +36,7 @@ def span(tensor: torch.Tensor, *, whole: bool = False) -> torch.Tensor:
 
 def extent(tensor: torch.Tensor) -> int:
     """Bytes from the first to one past the last element; 0 when there is none."""
-    return TensorLayout.of(tensor).nbytes
+    return tensor.nbytes if tensor.is_contiguous() else TensorLayout.of(tensor).nbytes
 
 
 def digest(tensor: torch.Tensor) -> bytes:

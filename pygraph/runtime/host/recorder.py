@@ -179,15 +179,16 @@ class Recorder:
 
     def check_plain(self, tensor: torch.Tensor) -> None:
         """Raise CaptureError unless ``tensor`` is an ordinary strided CPU tensor."""
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and self.native.is_plain(tensor):
+            return
         if tensor.device.type != "cpu":
             raise CaptureError("foreign-device", f"a tensor on {tensor.device}")
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not self.native.is_plain(tensor):
-            raise CaptureError("unsupported-tensor", f"{type(tensor).__name__}, layout {tensor.layout}")
+        raise CaptureError("unsupported-tensor", f"{type(tensor).__name__}, layout {tensor.layout}")
 
     def opaque_name(self, tensor: torch.Tensor) -> str | None:
         """The name of a constant without addressable memory (packed weights), else None."""
         name = self._names.get(id(tensor))
-        return None if tensor.device.type != "cpu" or self.native.is_plain(tensor) else name
+        return None if name is None or tensor.device.type != "cpu" or self.native.is_plain(tensor) else name
 
     # -- launches ---------------------------------------------------------------------------------------------------
 
@@ -215,10 +216,13 @@ class Recorder:
 
     def word(self, tensor: torch.Tensor) -> int:
         """The address that a launch holds for ``tensor``: 0 for no elements, as ``data_ptr()`` has it."""
+        return self._owned_word(tensor)[1]
+
+    def _owned_word(self, tensor: torch.Tensor) -> tuple[Allocation | None, int]:
+        """Whose memory ``tensor`` shows, if it is anybody's, and its ``word``."""
         if self.opaque_name(tensor) is not None:
-            return 0
-        self.owner(tensor)
-        return int(self.native.element_address(tensor)) if tensor.numel() else 0
+            return None, 0
+        return self.owner(tensor), int(self.native.element_address(tensor)) if tensor.numel() else 0
 
     def launch(
         self,
@@ -235,13 +239,14 @@ class Recorder:
         eager = payload if isinstance(payload, EagerCall) else None
         kind = LaunchKind.KERNEL if isinstance(payload, Kernel) else LaunchKind.OPERATOR
         kind = kind if eager is None else LaunchKind.EAGER
-        words = tuple(each.number if each.tensor is None else self.word(each.tensor) for each in operands)
+        words: list[int] = []
         uses: list[Use] = []
         given, written = set(), set()  # arguments
-        for position, (word, operand) in enumerate(zip(words, operands, strict=True)):
-            if operand.tensor is None or word == 0:
+        for position, operand in enumerate(operands):
+            owner, word = (None, operand.number) if operand.tensor is None else self._owned_word(operand.tensor)
+            words.append(word)
+            if operand.tensor is None or owner is None or word == 0:
                 continue
-            owner = self.owner(operand.tensor)
             start, nbytes = 0, extent(operand.tensor)
             if owner.kind is AllocationKind.INPUT:
                 start, nbytes = owner.address - word, owner.nbytes  # all: a caller may hold more than it passes
@@ -253,7 +258,7 @@ class Recorder:
             # Operators look at whether what they write overlaps what else they are given, and then do another thing.
             self.exclusive.update((w, other) for w in written for other in given if other != w)
         index, origin = len(self.launches), here()
-        known = (index, kind, name, words, signature, tuple(uses), origin, random)
+        known = (index, kind, name, tuple(words), signature, tuple(uses), origin, random)
         self.launches.append(Launch(*known, nondeterministic=nondeterministic, eager=eager, code=code))
         self.payloads.append(payload)
 
