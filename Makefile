@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 # Releases of torch that `make test-versions` runs the contract on, each in an environment of its own (several GB) in VERSIONS.
 TORCH ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 VERSIONS ?= $(VENV)-versions
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Pythons, with their headers, that `make wheels` builds for.
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
 # What PyGraph needs of torch: its graphs, its scheduler, its dispatcher, its allocator's interface, and whole programs.
@@ -20,7 +21,7 @@ SCALAR := ATEN_CPU_CAPABILITY=default TORCHINDUCTOR_CACHE_DIR=$(or $(TMPDIR),/tm
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu bench bench-gpu docs \
-	operators wheels wheels-check lint types imports check clean
+	operators wheels wheels-check sanitize fuzz mutants locked requirements lint types imports check clean
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,17 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+locked:  ## the environment by .ci/requirements.txt, whose packages are known by hash, on Python 3.11 (hosted CI)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --extra-index-url $(TORCH_INDEX) --requirement .ci/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(READY)
+
+requirements: $(READY)  ## .ci/requirements.txt from pyproject.toml and constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pip-tools
+	$(BIN)/pip-compile --quiet --no-header --generate-hashes --allow-unsafe --strip-extras --no-emit-find-links --no-emit-index-url \
+		--extra-index-url $(TORCH_INDEX) --extra dev --extra docs --constraint constraints.txt --output-file .ci/requirements.txt pyproject.toml
 
 docs: $(READY)  ## the site of docs/, README and the API, in site/; broken links are errors
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
@@ -80,6 +92,18 @@ wheels: $(READY)  ## the source distribution and a wheel for each Python in PYTH
 
 wheels-check: $(READY)  ## install each wheel beside each release that it is for, without a compiler, and replay on the host driver
 	$(BIN)/python tools/check_wheels.py $(PYTHONS:%=--python %) dist
+
+sanitize: $(READY)  ## tests of the native halves, compiled with the sanitizers of addresses and of undefined behaviour
+	CXX=$(CURDIR)/tools/sanitized-c++ TORCHINDUCTOR_CACHE_DIR=$(or $(TMPDIR),/tmp)/torchinductor-sanitized ATEN_CPU_CAPABILITY=default \
+		LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so) $$(c++ -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+		$(BIN)/python -m pytest -q -m 'not gpu and not sweep' tests/runtime/host tests/runtime/test_guards.py tests/property/test_eager_programs.py
+
+fuzz: $(READY)  ## texts of graphs and of launch programs, mutated: each is read back, or refused by a ParseError
+	$(BIN)/python tools/fuzz.py $(FUZZ)
+
+mutants: $(READY)  ## guards made false, one at a time: the tests of each must fail
+	$(SCALAR) $(BIN)/python tools/mutants.py
 
 bench: $(READY)  ## the suite in small, and the compiler, as ratios within one run
 	$(BIN)/python -m benchmarks --sides default,pygraph --out bench-results

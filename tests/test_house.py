@@ -9,6 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import tomllib
+import yaml
+
+from tests import commands
+from tools import fuzz
+from tools.mutants import guards
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -80,3 +86,41 @@ def test_make_lists_every_target() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+WORKFLOWS = ROOT / ".github" / "workflows"
+
+
+@pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.stem)
+def test_workflows_run_targets_of_make(path: Path) -> None:
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    targets = set(" ".join(re.findall(r"^\.PHONY: (.*)", makefile, re.MULTILINE)).split())
+    for job in jobs.values():
+        matrix = job.get("strategy", {}).get("matrix", {})
+        for line in (line for step in job["steps"] for line in step.get("run", "").splitlines()):
+            for command in re.findall(r"\bmake ((?:[^&|]|\$\{\{.*?\}\})*)", re.sub(r'\w+="[^"]*"', "", line)):
+                for word in re.sub(r"\$\{\{ ?matrix\.(\w+) ?\}\}", lambda found: f"<{found[1]}>", command).split():
+                    names = matrix[word[1:-1]] if word.startswith("<") else [word]
+                    torch = word == "<torch>"
+                    assert torch or "=" in word or set(names) <= targets, (path.name, command)
+
+
+def test_guards_of_the_list_stand_in_the_code() -> None:
+    for guard in guards():
+        ast.parse(guard.mutated((ROOT / guard.file).read_text(encoding="utf-8")))
+        assert all((ROOT / test).exists() for test in guard.tests)
+
+
+def test_licences_of_all_dependencies_are_listed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    names = [re.match(r"[\w-]+", each) for each in (*project["dependencies"], *optional["testing"], *optional["cuda"])]
+    page = (ROOT / "docs" / "releasing.md").read_text(encoding="utf-8")
+    assert [name[0] for name in names if name and not re.search(rf"[ |]{name[0]}[,; |]", page)] == []
+
+
+def test_mutated_texts_are_read_or_refused(tmp_path: Path) -> None:
+    """A second of what `make fuzz` does."""
+    result = commands.run("--seconds", 1, "--out", tmp_path / "failure.pgir", command=fuzz.main)
+    assert result.exit_code == 0, result.output
