@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from pygraph.errors import CaptureError
 from pygraph.program.loops import Looped, looped
 from pygraph.program.recording import LaunchKind
 from pygraph.runtime.contract import Driver
@@ -106,15 +107,35 @@ def test_a_loop_within_a_loop(driver: Driver) -> None:
         assert torch.equal(args[0], right)
 
 
-def test_what_draws_needs_the_host(driver: Driver) -> None:
-    def draws(args: list[Any]) -> Sequence[Any]:
-        args[0].add_(torch.rand_like(args[0]))
-        args[1].zero_()
-        args.clear()
-        return []
+def drawing(args: list[Any]) -> Sequence[Any]:
+    x, left, goes = args
+    args.clear()
+    x.add_(torch.rand_like(x)).mul_(torch.bernoulli(torch.full_like(x, 0.5)) + 1)
+    left.sub_(1)
+    torch.gt(left, 0, out=goes)
+    return []
 
-    from pygraph.errors import CaptureError
 
-    with pytest.raises(CaptureError, match="random numbers") as caught:
-        captured(driver, draws, [torch.zeros(4, device="cuda"), torch.tensor([True], device="cuda")], 1)
+def test_random_numbers_are_those_of_the_host(driver: Driver) -> None:
+    def args_of(count: int) -> list[Any]:
+        more = [torch.tensor([count], device="cuda"), torch.tensor([count > 0], device="cuda")]
+        return [torch.zeros(1000, device="cuda"), *more]
+
+    made = captured(driver, drawing, args_of(3), 2)
+    for count in (3, 1, 0, 20):
+        torch.manual_seed(count)
+        theirs, ours = args_of(count), args_of(count)
+        while theirs[2]:
+            drawing(list(theirs))
+        after = torch.rand(4, device="cuda")
+        torch.manual_seed(count)
+        assert made.executable.replay(list(ours)) == []
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(torch.rand(4, device="cuda"), after)
+
+
+def test_a_loop_within_a_loop_that_draws_needs_the_host(driver: Driver) -> None:
+    inner = captured(driver, drawing, [torch.zeros(4, device="cuda"), *given(1)[2:]], 2).program
+    with pytest.raises(CaptureError, match="draws random numbers") as caught:
+        driver.instantiate(looped(inner, 2))
     assert caught.value.reason == "host-loop"

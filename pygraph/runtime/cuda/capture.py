@@ -44,7 +44,7 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 class CudaCapture:
     """The payload of a CUDA Recording. ``nodes`` match its launches, where eager calls have none; ``arguments`` are the
     stand-ins, or the Python values themselves. ``kept`` is whatever the nodes' code and constants need. ``graph`` is
-    None once an executable has it. ``offset_address`` is where the generator's offset lies on the device."""
+    None once an executable has it. ``random_memory`` is where the generator's seed and offset lie on the device."""
 
     graph: torch.cuda.CUDAGraph | None
     nodes: tuple[Node | None, ...]
@@ -53,7 +53,7 @@ class CudaCapture:
     random: bool
     kept: tuple[object, ...]
     lease: ArenaLease
-    offset_address: int = 0
+    random_memory: tuple[int, int] = (0, 0)
 
 
 def payload_of(recording: Recording) -> CudaCapture:
@@ -176,7 +176,7 @@ class _Attempt:
         self._session: Any = device.native.Session(device.index, stream, arena.next, arena.end, arena.gap, arena.grow)
         lease.idle = self._session.idle
         self._observer = Observer(self._session.nodes, device.intact, self._eager_calls(frozenset(eager), collectives))
-        self._random: tuple[int, ...] = ()
+        self._random = (0, 0)
 
     def record(self) -> Recording:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -226,7 +226,8 @@ class _Attempt:
     def _run(self, graph: torch.cuda.CUDAGraph) -> list[Any]:
         def run() -> Any:
             with _recording(graph, self._session, self._device):
-                self._random = tuple(self._device.native.random_memory(self._device.index))[:2]
+                seed, offset, _ = self._device.native.random_memory(self._device.index)
+                self._random = int(seed), int(offset)
                 with observing(self._observer, self._fn) as region:
                     return region(list(self._arguments))
 
@@ -261,7 +262,7 @@ class _Attempt:
             self._draws(graph, known),
             (self._fn, *self._constants.values()),
             self._lease,
-            self._random[1] if self._random else 0,
+            self._random,
         )
         sensitive = frozenset(described.offset_sensitive | self._sensitive(own))
         scratch = device.arenas.scratch(device.stream.cuda_stream)

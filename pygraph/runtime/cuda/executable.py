@@ -267,9 +267,10 @@ def _native_region(
             graph=graph,
             device=capture.device,
             random=capture.random,
-            offset=capture.offset_address if program.calls else 0,
+            offset=capture.random_memory[1] if program.calls else 0,
             segments=[(part.graph, part.instance) for part in parts],
             nodes=list(made.values()),
+            advancing=(0, 0),
         )
     except BaseException:
         for part in parts:

@@ -52,7 +52,15 @@ void bind(py::module_& m) {
   using Graph = std::shared_ptr<at::cuda::CUDAGraph>;
   bind_region<CudaRegion>(m, "CudaRegion")
       .def(
-          py::init<const py::object&, Graph, c10::DeviceIndex, bool, uintptr_t, const Segments&, Nodes>(),
+          py::init<
+              const py::object&,
+              Graph,
+              c10::DeviceIndex,
+              bool,
+              uintptr_t,
+              const Segments&,
+              Nodes,
+              std::pair<uintptr_t, uintptr_t>>(),
           py::arg("described"),
           py::kw_only(),
           py::arg("graph"),
@@ -60,7 +68,8 @@ void bind(py::module_& m) {
           py::arg("random"),
           py::arg("offset"),
           py::arg("segments"),
-          py::arg("nodes"));
+          py::arg("nodes"),
+          py::arg("advancing"));
 }
 
 } // namespace pygraph

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import struct
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -39,17 +38,27 @@ _SET_CONDITION = b"""
 
 .extern .func cudaGraphSetConditional (.param .b64 handle, .param .b32 value);
 
-.visible .entry set_condition (.param .u64 condition, .param .u64 predicate)
+.visible .entry set_condition (
+    .param .u64 condition, .param .u64 predicate, .param .u64 offset, .param .u64 drawn)
 {
-    .reg .pred %holds;
+    .reg .pred %holds, %none;
     .reg .b16 %byte;
     .reg .b32 %value;
-    .reg .b64 %condition, %address;
+    .reg .b64 %condition, %address, %number, %more;
 
+    ld.param.u64 %more, [drawn];
+    setp.eq.u64 %none, %more, 0;
+    @%none bra SET;
+    ld.param.u64 %address, [offset];
+    cvta.to.global.u64 %address, %address;
+    ld.global.u64 %number, [%address];
+    add.u64 %number, %number, %more;
+    st.global.u64 [%address], %number;
+SET:
     ld.param.u64 %condition, [condition];
     ld.param.u64 %address, [predicate];
     cvta.to.global.u64 %address, %address;
-    ld.volatile.global.u8 %byte, [%address];
+    ld.global.u8 %byte, [%address];
     setp.ne.s16 %holds, %byte, 0;
     selp.u32 %value, 1, 0, %holds;
     {
@@ -63,9 +72,9 @@ _SET_CONDITION = b"""
 }
 """
 """The kernel that sets a condition, as ``nvcc -ptx -rdc=true`` compiles ``cudaGraphSetConditional(condition,
-*predicate)``. The driver knows the function that it calls."""
+*predicate)``: the driver knows that function. If an iteration has ``drawn``, it advances the generator's ``offset``."""
 
-_LAYOUT, _PREDICATE = ((0, 8), (8, 8)), ((8, 8),)
+_LAYOUT, _PREDICATE = ((0, 8), (8, 8), (16, 8), (24, 8)), ((8, 8),)
 """The (offset, size) of its parameters, and of the one that is the address of the predicate: word 0 of its launch."""
 
 
@@ -75,14 +84,12 @@ def make_nested(device: DeviceCapture, program: Program, capture: CudaCapture) -
     if len(program.steps) > 1 or program.calls:
         raise CaptureError("host-loop", "a loop or branch stands beside calls of the host")
     payloads = [payload_of(each.recording) for each in (program, *bodies_of(program))]
-    if any(payload.random for payload in payloads):
-        raise CaptureError("host-loop", "it draws random numbers, which the host counts")
     driver = device.driver
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
         graph, instance = call(driver.cuGraphCreate, 0), None
         try:
-            made = _Nested(device)
+            made = _Nested(device, _drawn(device, program, capture))
             made.fill(int(graph), program, ())
             instance = call(driver.cuGraphInstantiate, graph, 0)
             stream = torch.cuda.current_stream()
@@ -97,6 +104,23 @@ def make_nested(device: DeviceCapture, program: Program, capture: CudaCapture) -
     return Executable(region, [kept for each in payloads for kept in each.kept], nbytes=device_bytes(made.nodes, 1))
 
 
+def _drawn(device: DeviceCapture, program: Program, capture: CudaCapture) -> int:
+    """How far an iteration advances the generator. Raises CaptureError (``host-loop``) where not each one is like that:
+    of a branch, or a loop within others."""
+    if not any(payload_of(each.recording).random for each in bodies_of(program)):
+        return 0
+    drawn = int(device.native.advances(capture.graph))
+    launches = program.recording.launches
+    if (
+        len(launches) != 1
+        or launches[0].kind is not LaunchKind.WHILE
+        or len(list(bodies_of(program))) != 1
+        or not drawn
+    ):
+        raise CaptureError("host-loop", "a branch, or a loop among other launches, draws random numbers")
+    return drawn
+
+
 @functools.cache
 def _setter(driver: ModuleType, context: int) -> Any:  # noqa: ARG001 - each context has its own
     """The kernel that sets conditions, in a ``context``."""
@@ -106,10 +130,10 @@ def _setter(driver: ModuleType, context: int) -> Any:  # noqa: ARG001 - each con
 
 class _Nested:
     """A graph that is being made of a program. ``made`` are its nodes by launch, as (node, handle): those of a loop or
-    branch are the kernels that set its condition."""
+    branch are the kernels that set its condition. ``drawn``: how far an iteration advances the generator."""
 
-    def __init__(self, device: DeviceCapture) -> None:
-        self._device, self._driver = device, device.driver
+    def __init__(self, device: DeviceCapture, drawn: int) -> None:
+        self._device, self._driver, self._drawn = device, device.driver, drawn
         self._context = call(self._driver.cuCtxGetCurrent)
         self.made: dict[Path, list[tuple[Node, int]]] = {}
 
@@ -152,22 +176,23 @@ class _Nested:
         raw = driver.CUgraph(graph)
         handle = int(call(driver.cuGraphConditionalHandleCreate, raw, self._context, 0, 0))
         setters = self.made.setdefault(path, [])
-        begin = self._set(graph, handle, setters)
+        begin = self._set(graph, handle, setters, (0, 0))
         count = len(launch.bodies)
         node, graphs = add_conditional(graph, int(self._context), handle, loop=repeats, bodies=count)
         add_edges(graph, [(begin, node)])
         for number, (inner, body) in enumerate(zip(graphs, launch.bodies, strict=True)):
             ends = self.fill(inner, body, (*path, number))
             if repeats:
-                again = self._set(inner, handle, setters)
+                offset = payload_of(body.recording).random_memory[1]
+                again = self._set(inner, handle, setters, (offset, self._drawn))
                 add_edges(inner, [(end, again) for end in ends])
         return begin, node
 
-    def _set(self, graph: int, handle: int, setters: list[tuple[Node, int]]) -> int:
-        """Add the kernel that sets a condition."""
+    def _set(self, graph: int, handle: int, setters: list[tuple[Node, int]], draws: tuple[int, int]) -> int:
+        """Add the kernel that sets a condition, and advances what lies at ``draws``, by so much."""
         driver = self._driver
-        values = (ctypes.c_uint64 * 2)(handle, 0)
-        pointers = (ctypes.c_void_p * 2)(ctypes.addressof(values), ctypes.addressof(values) + 8)
+        values = (ctypes.c_uint64 * 4)(handle, 0, *draws)
+        pointers = (ctypes.c_void_p * 4)(*(ctypes.addressof(values) + place for place, _ in _LAYOUT))
         params = driver.CUDA_KERNEL_NODE_PARAMS()
         params.func = _setter(driver, int(self._context))
         for axis in "XYZ":
@@ -175,7 +200,7 @@ class _Nested:
             setattr(params, f"blockDim{axis}", 1)
         params.kernelParams = ctypes.addressof(pointers)
         made = int(call(driver.cuGraphAddKernelNode, driver.CUgraph(graph), None, 0, params))
-        setters.append((KernelNode(made, struct.pack("<QQ", *values), _LAYOUT, _PREDICATE), made))
+        setters.append((KernelNode(made, bytes(values), _LAYOUT, _PREDICATE), made))
         return made
 
     def region(self, program: Program, capture: CudaCapture, segment: tuple[int, int]) -> Any:
@@ -200,10 +225,11 @@ class _Nested:
             describe_region(program, capture.arguments, places),
             graph=torch_graph,
             device=capture.device,
-            random=False,
+            random=bool(self._drawn),
             offset=0,
             segments=[segment],
             nodes=nodes,
+            advancing=capture.random_memory if self._drawn else (0, 0),
         )
         capture.graph = None
         return made

@@ -19,13 +19,12 @@ namespace pygraph {
 
 namespace cached = c10::cuda::CUDACachingAllocator;
 
-// Whether torch's replay of a graph advances a generator.
+// How far torch's replay of a graph advances generators.
 struct Generators : at::cuda::CUDAGraph {
-  static bool advanced_by(const at::cuda::CUDAGraph& graph) {
-    for (const auto& state : graph.*(&Generators::captured_generator_states_)) {
-      if (state.second != 0) return true;
-    }
-    return false;
+  static uint64_t advanced_by(const at::cuda::CUDAGraph& graph) {
+    uint64_t sum = 0;
+    for (const auto& state : graph.*(&Generators::captured_generator_states_)) sum += state.second;
+    return sum;
   }
 };
 
@@ -40,7 +39,8 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
  public:
   // `segments`: each one's graph and instance, which are handed over; both 0 for the first, if that is torch's `graph`.
   // `nodes`: those that are patched. `offset`: where the generator's offset lies on the device, for a region with eager
-  // calls between launches that draw; else 0.
+  // calls between launches that draw; else 0. `advancing`: where seed and offset lie, if the device advances the offset, in
+  // a loop that draws; else both 0.
   CudaRegion(
       const py::object& described,
       std::shared_ptr<at::cuda::CUDAGraph> graph,
@@ -48,7 +48,8 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       bool random,
       uintptr_t offset,
       const std::vector<std::pair<uintptr_t, uintptr_t>>& segments,
-      std::vector<std::shared_ptr<Node>> nodes)
+      std::vector<std::shared_ptr<Node>> nodes,
+      std::pair<uintptr_t, uintptr_t> advancing)
       : Region(
             device,
             described,
@@ -56,6 +57,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
         graph_(std::move(graph)),
         device_(device),
         random_(random),
+        advancing_(advancing),
         nodes_(std::move(nodes)) {
     draws_.address = offset;
     for (const auto& node : nodes_) TORCH_CHECK(node->segment < segments.size(), "there is no such segment");
@@ -128,6 +130,8 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     auto stream = c10::cuda::getCurrentCUDAStream(device_);
     if (number > 0) {
       api.check(api.launch(segment.exec, stream.stream()), "a segment cannot be launched");
+    } else if (advancing_.second != 0) {
+      launch_advancing(segment.exec, stream);
     } else if (random_) {
       auto start = draws_.address == 0 ? 0 : offset();
       graph_->replay();
@@ -136,6 +140,21 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       C10_CUDA_CHECK(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(segment.exec), stream));
     }
     return true;
+  }
+
+  // As torch, fills in seed and offset. How far the generator is then, the device alone knows: this waits for it.
+  void launch_advancing(CUgraphExec exec, cudaStream_t stream) {
+    auto start = offset();
+    auto seed = at::cuda::detail::getDefaultCUDAGenerator(device_).current_seed();
+    auto* offset_at = reinterpret_cast<void*>(advancing_.second);
+    auto* seed_at = reinterpret_cast<void*>(advancing_.first);
+    C10_CUDA_CHECK(cudaMemcpyAsync(seed_at, &seed, sizeof seed, cudaMemcpyHostToDevice, stream)); // staged, as below
+    C10_CUDA_CHECK(cudaMemcpyAsync(offset_at, &start, sizeof start, cudaMemcpyHostToDevice, stream));
+    C10_CUDA_CHECK(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(exec), stream));
+    uint64_t end = start;
+    C10_CUDA_CHECK(cudaMemcpyAsync(&end, offset_at, sizeof end, cudaMemcpyDeviceToHost, stream));
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+    set_offset(end);
   }
 
   // Torch advances the generator by all that the region draws when it launches the first segment. What an eager call draws
@@ -225,6 +244,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   std::shared_ptr<at::cuda::CUDAGraph> graph_;
   c10::DeviceIndex device_;
   bool random_;
+  std::pair<uintptr_t, uintptr_t> advancing_;
   struct Draws {
     uintptr_t address = 0; // of the offset on the device
     uint64_t start = 0, total = 0, shift = 0; // where this replay began, what its launches draw, what eager calls drew

@@ -128,7 +128,8 @@ def region(in_first=False, random=False, dead=()):
     arguments = (Argument(first, written, written=True, nbytes=8), Argument(second, read, nbytes=8))
     described = RegionDescription("", arguments, (fresh,), tuple(steps), (bytes_of(0),))
     segments = [(0, 0), (later, cuda.instance(later))]
-    return cuda.CudaRegion(described, graph=graph, device=0, random=random, offset=0, segments=segments, nodes=nodes)
+    facts = {"random": random, "offset": 0, "segments": segments, "nodes": nodes, "advancing": (0, 0)}
+    return cuda.CudaRegion(described, graph=graph, device=0, **facts)
 
 
 def filled(value, mapped=False):
@@ -262,7 +263,8 @@ def calling():
     argument = Argument(captured[0], (Patch(0, 1, 0),), nbytes=8)
     described = RegionDescription("", (argument,), owned, steps, (bytes_of(3),))
     segments = [(0, 0), (later, cuda.instance(later)), (last, cuda.instance(last))]
-    return cuda.CudaRegion(described, graph=first, device=0, random=False, offset=0, segments=segments, nodes=nodes)
+    facts = {"random": False, "offset": 0, "segments": segments, "nodes": nodes, "advancing": (0, 0)}
+    return cuda.CudaRegion(described, graph=first, device=0, **facts)
 
 
 def filled(value):
