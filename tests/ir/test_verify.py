@@ -52,6 +52,9 @@ def test_what_a_text_cannot_say() -> None:
     graph.nodes[1].inputs = graph.nodes[1].args = (simple().inputs[0],)  # type: ignore[assignment]  # broken on purpose
     assert "belongs to no node" in violation(graph).reason
     graph = simple()
+    graph.nodes[1].after = {simple().nodes[0]: None}
+    assert "which is not in this graph" in violation(graph).reason
+    graph = simple()
     graph._outputs = (simple().inputs[0],)
     assert violation(graph).rule == "outputs"
     graph = simple()
