@@ -135,7 +135,7 @@ class Graph(Generic[P, R]):
         """Returns what the callable returns; raises what it raises. With the option ``strict``, raises CaptureError
         where it cannot be captured."""
         if torch.compiler.is_compiling():
-            return self.function(*args, **kwargs)
+            return cast("R", self._answering(*args, **kwargs))
         may_replay = turns.enter((self._root[0], args, kwargs))
         try:
             if not may_replay or (self._skip and self._still_skips()) or _is_watched():

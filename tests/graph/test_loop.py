@@ -308,3 +308,13 @@ def test_threads_run_one_loop_with_different_caches() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_loop_in_what_dynamo_traces_or_a_graph_captures_runs_whole() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return pygraph.loop(lambda s: s * 2, x, steps=3).state + 1
+
+    compiled, graph = torch.compile(twice, backend="eager"), pygraph.graph(twice)
+    for value in (1.0, 2.0, 3.0, 4.0):
+        assert compiled(torch.tensor([value])).item() == 8 * value + 1
+        assert graph(torch.tensor([value])).item() == 8 * value + 1
