@@ -1,9 +1,9 @@
 """``pygraph.loop``: a step that is run many times by one replay, in which the device decides how often.
 
-    state, count ─ goes = count < steps and not until(state) ─┬─ captured:  one replay: while goes { iteration }
-                                                              └─ else:      the host: while goes: iteration
+    control: count, limit, stop ─┬─ captured:  one replay, while count < limit and not stop { iteration, count + 1 }
+                                 └─ else:      the same loop on the host
 
-    iteration:  new = step(state) ─ copied into the state's memory ─ what is collected ─ count + 1 ─ goes
+    iteration:  new = step(state) ─ copied into the state's memory ─ what is collected ─ stop = until(state)
 
 The iteration is captured as ``pygraph.graph`` captures it; the program of its launches is made the body of a loop.
 """
@@ -31,6 +31,9 @@ from pygraph.runtime.variants import State
 _KNOWN = 64
 """Loops that are known at the same time."""
 
+_COMPARED = 2
+"""Iterations that a replay is compared in, at least."""
+
 
 @dataclass(frozen=True)
 class Looped:
@@ -49,6 +52,7 @@ class Looped:
     record: GraphRecord
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def loop(
     step: Callable[[Any], Any],
     state: Any,
@@ -157,38 +161,38 @@ class Loop(Graph[..., None]):
             raise ValueError("the state of a loop has no tensor")
         device = tensors[0].device
         state = pytree.tree_unflatten([_copied(leaf) for leaf in leaves], structure)
-        count = torch.zeros(1, dtype=torch.int64, device=device)
-        if isinstance(steps, torch.Tensor):
-            limit = steps.reshape(1).to(device, torch.int64, copy=True)
-        else:
-            limit = torch.full((1,), steps, dtype=torch.int64, device=device)
-        goes, rows = torch.empty(1, dtype=torch.bool, device=device), None
-        _look(self._until, state, count, limit, goes)
+        control = torch.zeros(3, dtype=torch.int64, device=device)  # count, limit, stop
+        control[1:2] = steps.reshape(1) if isinstance(steps, torch.Tensor) else steps
+        rows = None
+        _look(self._until, state, control)
         if self._collect is not None:
             rows = pytree.tree_map(lambda value: _rows(value, steps), self._collect(state))
         with self._turn:
             self._root = self._each._root = (held,)
             try:
-                self(goes, count, limit, state, rows)
+                self(control, state, rows)
             finally:
                 self._root = self._each._root = ((),)
         if rows is not None:
             rows = pytree.tree_map(lambda buffer: buffer[: max(int(steps), 0)], rows)
-        return Looped(state, count.reshape(()), rows, self.record)
+        return Looped(state, control[0], rows, self.record)
 
-    def _loop_on_host(self, goes: torch.Tensor, *args: Any) -> None:
+    def _loop_on_host(self, control: torch.Tensor, *args: Any) -> None:
         iteration: Callable[..., None] = self._each if self._on_host else self.function
-        while goes:
-            iteration(goes, *args)
+        count, limit = control[:2].tolist()
+        while count < limit and not control[2]:
+            iteration(control, *args)
+            control[0].add_(1)
+            count += 1
 
     def _launches(self, look: Look, entry: Entry) -> LaunchPasses:
-        """What is held comes first, and ``goes`` behind it."""
+        """What is held comes first, and ``control`` behind it."""
         return LoopPasses(entry.plan.index(len(look.paths)), super()._launches(look, entry))
 
     def _look_up(self, entry: Entry, call: Call, look: Look, containers: Sequence[Any], *, new: bool) -> Any:
         """A comparison of no iteration, or of one, would show little: such a call runs on the host."""
-        goes, _, limit, *_ = call.args
-        if not goes or limit < 2:
+        _, limit, stop = call.args[0].tolist()
+        if limit < _COMPARED or stop:
             return self._run(call.args, call.kwargs)
         result = super()._look_up(entry, call, look, containers, new=new)
         record = entry.region.record
@@ -204,31 +208,24 @@ def _iteration(
 ) -> Callable[..., None]:
     """What the device runs again and again."""
 
-    def iteration(goes: torch.Tensor, count: torch.Tensor, limit: torch.Tensor, state: Any, rows: Any) -> None:
+    def iteration(control: torch.Tensor, state: Any, rows: Any) -> None:
         _carry(state, step(state))
         if collect is not None:
             for buffer, value in zip(pytree.tree_leaves(rows), pytree.tree_leaves(collect(state)), strict=True):
-                buffer.index_copy_(0, count, value.unsqueeze(0))
-        count.add_(1)
-        _look(until, state, count, limit, goes)
+                buffer.index_copy_(0, control[:1], value.unsqueeze(0))
+        _look(until, state, control)
 
     return iteration
 
 
-def _look(
-    until: Callable[[Any], torch.Tensor] | None,
-    state: Any,
-    count: torch.Tensor,
-    limit: torch.Tensor,
-    goes: torch.Tensor,
-) -> None:
-    """Write to ``goes`` whether another iteration is to run."""
-    torch.lt(count, limit, out=goes)
-    if until is not None:
-        ends = until(state)
-        if not isinstance(ends, torch.Tensor) or ends.numel() != 1:
-            raise ValueError("until has to return a tensor of one element")
-        goes.logical_and_(ends.reshape(1).logical_not())
+def _look(until: Callable[[Any], torch.Tensor] | None, state: Any, control: torch.Tensor) -> None:
+    """Write down whether ``state`` ends the loop."""
+    if until is None:
+        return
+    ends = until(state)
+    if not isinstance(ends, torch.Tensor) or ends.numel() != 1:
+        raise ValueError("until has to return a tensor of one element")
+    control[2:].copy_(ends.reshape(1) if ends.dtype is torch.bool else ends.reshape(1) != 0)
 
 
 def _carry(state: Any, new: Any) -> None:
@@ -270,4 +267,4 @@ def _rows(value: torch.Tensor, steps: Any) -> torch.Tensor:
 
 
 def _key_of_state(key: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda goes, count, limit, state, rows: key(state)  # noqa: ARG005 - as an iteration
+    return lambda control, state, rows: key(state)  # noqa: ARG005 - as an iteration

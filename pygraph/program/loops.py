@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pygraph.errors import CaptureError
 from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, as_captured, placed
 from pygraph.program.dependences import accesses_of
-from pygraph.program.nested import ARGUMENTS, PREDICATE, WORKSPACE
+from pygraph.program.nested import ARGUMENTS, CONTROL, DECIDES, WORKSPACE
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Allocation, AllocationKind, Launch, LaunchKind, OutputKind, Use
 
@@ -27,35 +27,35 @@ class Looped:
     """Launch passes that make a loop of each captured program.
 
     Args:
-        predicate: position of the argument that is looked at before each iteration
+        control: position of the argument that says how often
         passes: those over the body
     """
 
-    predicate: int
+    control: int
     passes: LaunchPasses = DEFAULT_PASSES
 
     @property
     def key(self) -> str:
         """All that its decisions depend on besides the program."""
-        return f"while {self.predicate}: {self.passes.key}"
+        return f"while {self.control}: {self.passes.key}"
 
     def __call__(self, program: Program, order: str) -> Program:
         """The program to replay. Raises CaptureError (``host-loop``)."""
-        return looped(self.passes(program, order), self.predicate)
+        return looped(self.passes(program, order), self.control)
 
 
-def looped(program: Program, predicate: int) -> Program:
-    """``program`` as the body of a loop, which runs for as long as its argument ``predicate`` begins with a byte that
-    is not 0. Raises CaptureError (``host-loop``) for one that needs the host."""
+def looped(program: Program, control: int) -> Program:
+    """``program`` as the body of a loop, which its argument ``control`` decides on: count, limit and stop. Raises
+    CaptureError (``host-loop``) for one that needs the host."""
     body, recording = _body_of(program), program.recording
     inputs = {each.index: each for each in recording.allocations if each.kind is _INPUT}
     constants = [each for each in recording.allocations if each.kind is _CONSTANT]
     nbytes = body.layout.nbytes
     memory = Allocation(_POOL, 0, _WORKSPACE_ADDRESS, nbytes) if nbytes else None
-    given = [inputs[predicate], memory, *(inputs.get(index) for index in range(1 + max(inputs)))]
+    given = [inputs[control], memory, *(inputs.get(index) for index in range(1 + max(inputs)))]
     words = [0 if each is None or not each.nbytes else each.address for each in given]
     uses = _uses(body, given, constants)
-    writes = body.written
+    writes = body.written | {control}
     launch = Launch(
         0,
         LaunchKind.WHILE,
@@ -103,7 +103,7 @@ def _uses(body: Program, given: Sequence[Allocation | None], constants: Sequence
             reads, writes = found.get(access.key, (False, False))
             now = access.reads and (launch.uses is None or access.key in read or access.key[0] is _CONSTANT)
             found[access.key] = reads or now or access.writes, writes or access.writes
-    uses = [Use(PREDICATE, 0, 1, reads=True, writes=False)]
+    uses = [Use(DECIDES, 0, CONTROL, reads=True, writes=True)]
     if given[WORKSPACE] is not None:
         uses.append(Use(WORKSPACE, 0, body.layout.nbytes, reads=True, writes=True))
     for word, each in enumerate(given[ARGUMENTS:], ARGUMENTS):

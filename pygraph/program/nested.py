@@ -1,11 +1,13 @@
-"""Launches that own bodies: loops and branches, whose predicate the device reads.
+"""Launches that own bodies: loops and branches, which the device decides on.
 
-    l0 = while "loop" (%arg2 reads, %buf0 updates, %arg0 updates, %arg1 reads)
-                       word 0        word 1         word 2         word 3
+    l0 = while "loop" (%arg2 updates, %buf0 updates, %arg0 updates, %arg1 reads)
+                       word 0          word 1         word 2         word 3
       body program { %arg0, %arg1: arguments    %buf0, …: in the workspace of its layout    one segment }
 
-Word 0 points to the predicate, a byte; word 1 to the workspace, which all bodies share; word ``ARGUMENTS + k`` to
-argument k of each body; further words to constants that they use. A body is a program by itself: it names none of the
+Word 0 points to what decides; word 1 to the workspace, which all bodies share; word ``ARGUMENTS + k`` to argument k of
+each body; further words to constants that they use. A branch runs its first body if a byte is not 0. A loop has three
+64-bit integers, ``count``, ``limit`` and ``stop``: while ``count < limit`` and ``stop`` is 0, it runs its body and
+counts. A body is a program by itself: it names none of the
 memory of the program around it, and returns nothing. What the launch uses is what its bodies use together.
 """
 
@@ -17,8 +19,11 @@ from dataclasses import replace
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Launch
 
-PREDICATE, WORKSPACE, ARGUMENTS = 0, 1, 2
-"""The words of a launch with bodies: the predicate's, that of the workspace, and the first one of an argument."""
+DECIDES, WORKSPACE, ARGUMENTS = 0, 1, 2
+"""The words of a launch with bodies: of what decides, of the workspace, and the first one of an argument."""
+
+CONTROL = 24
+"""Bytes that a loop is decided by; one of a branch."""
 
 _Key = tuple[AllocationKind, int]
 
@@ -50,7 +55,7 @@ def words_at(program: Program, slot: Slot, path: Path = ()) -> Iterator[tuple[Pa
 
 def _words(program: Program, slot: Slot, offset: int, path: Path) -> Iterator[tuple[Path, int, int]]:
     launch = program.recording.launches[slot.launch]
-    if not launch.bodies or slot.word == PREDICATE:
+    if not launch.bodies or slot.word == DECIDES:
         yield (*path, launch.index), slot.word, offset
         return
     for number, body in enumerate(launch.bodies):

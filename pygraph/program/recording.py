@@ -119,8 +119,8 @@ class LaunchKind(Enum):
     MEMCPY = "memcpy"
     MEMSET = "memset"
     EAGER = "eager"  # an operator that each replay calls anew: ``Launch.eager`` says how
-    WHILE = "while"  # runs its body for as long as its predicate holds
-    IF = "if"  # runs its first body if its predicate holds, else the second one, if there is one
+    WHILE = "while"  # runs its body again and again (``nested``)
+    IF = "if"  # runs its first body or the second one, if there is one
 
 
 @dataclass(frozen=True, slots=True)

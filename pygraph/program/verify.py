@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pygraph.errors import ProgramError
 from pygraph.program.dependences import accesses_of, chains
-from pygraph.program.nested import ARGUMENTS, PREDICATE, WORKSPACE, outside
+from pygraph.program.nested import ARGUMENTS, CONTROL, DECIDES, WORKSPACE, outside
 from pygraph.program.order import Order
 from pygraph.program.program import EagerStep, NonPointerWord, Program, Slot, returned_by_calls, used_by_calls
 from pygraph.program.recording import (
@@ -257,8 +257,12 @@ def _bodies(facts: _Facts) -> Iterator[Violation]:
             yield launch, f"is of kind {launch.kind.value} and has {len(launch.bodies)} bodies"
         if not launch.bodies:
             continue
-        if (launch.index, PREDICATE) not in facts.slots or not launch.may_read(PREDICATE):
-            yield launch, "reads no predicate by its first word"
+        slot, repeats = facts.slots.get((launch.index, DECIDES)), launch.kind is LaunchKind.WHILE
+        nbytes = CONTROL if repeats else 1
+        if slot is None or not 0 <= slot.offset <= facts.allocations[slot.key].nbytes - nbytes:
+            yield launch, f"is decided by {nbytes} bytes, to which its first word does not point"
+        elif not launch.may_read(DECIDES) or (repeats and not launch.may_write(DECIDES, slot.key)):
+            yield launch, "does not say that it uses what decides"
         for use in launch.uses or ():
             if use.writes and not use.reads:
                 yield launch, f"may leave what word {use.word} points to as it was, and says that it is overwritten"

@@ -55,11 +55,11 @@ def mutating(args: list[Any]) -> Sequence[Any]:
 
 
 def iterating(args: list[Any]) -> Sequence[Any]:
-    """An iteration of a loop: a state that is written anew, and a predicate."""
-    state, weight, goes = args
+    """An iteration of a loop: a state that is written anew, and what ends the loop."""
+    state, weight, control = args
     args.clear()
     state.copy_(torch.tanh(torch.mm(state, weight)) + torch.sin(weight))
-    torch.lt(state.sum().reshape(1), 8.0, out=goes)
+    control[2:].copy_(state.sum().reshape(1) > 8)
     return [3]
 
 
@@ -68,7 +68,7 @@ def looping(order: str) -> Callable[[], Program]:
 
     @functools.cache
     def make() -> Program:
-        args = [torch.randn(4, 4), torch.randn(4, 4), torch.tensor([True])]
+        args = [torch.randn(4, 4), torch.randn(4, 4), torch.tensor([0, 3, 0])]
         found = capture(iterating, HostDriver(), args, None, (), order, Looped(2), name="loop")
         assert isinstance(found, Captured), found
         return found.program

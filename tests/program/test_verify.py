@@ -297,12 +297,24 @@ BROKEN: dict[str, tuple[str, Break, str, str]] = {
         "bodies",
         "is of kind operator and has 1",
     ),
-    "a loop that reads no predicate": ("looping", using(0), "bodies", "reads no predicate by its first word"),
-    "a predicate that is none of memory": (
+    "a loop that does not use what decides": ("looping", using(0), "bodies", "does not say that it uses what decides"),
+    "a loop that does not count": (
+        "looping",
+        using(0, writes=False),
+        "bodies",
+        "does not say that it uses what decides",
+    ),
+    "a loop that nothing decides": (
         "looping",
         both(using(0), launch(0, words=(0, 0, 0, 0, 0)), lambda made: replace(made, slots=())),
         "bodies",
-        "reads no predicate",
+        "is decided by 24 bytes, to which its first word does not point",
+    ),
+    "a loop that too little decides": (
+        "looping",
+        both(allocation(INPUT, 2, nbytes=16), using(0, nbytes=16), using(4, nbytes=16)),
+        "bodies",
+        "is decided by 24 bytes, to which its first word does not point",
     ),
     "a loop that surely writes": (
         "looping",
@@ -330,7 +342,7 @@ BROKEN: dict[str, tuple[str, Break, str, str]] = {
     ),
     "a body that returns something": (
         "looping",
-        inside(lambda made: with_steps(replace(made, layout=Layout(0, {}, (0, 1, 2, 3, 4))))),
+        inside(lambda made: with_steps(replace(made, layout=Layout(0, {}, (0, 1, 2, 3, 4, 5))))),
         "bodies",
         "returns something",
     ),

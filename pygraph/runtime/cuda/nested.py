@@ -1,6 +1,6 @@
 """Conditional nodes: graphs that run loops and branches on the device.
 
-    graph    set ─► WHILE          set: a kernel that gives the condition the value of the predicate's byte
+    graph    set ─► WHILE          set: a kernel that decides whether the body runs
                body   kernel ─► copy ─► set
 
 The nodes of captured bodies are copied into the graphs that the driver makes for them. They are patched there, by the
@@ -39,28 +39,45 @@ _SET_CONDITION = b"""
 .extern .func cudaGraphSetConditional (.param .b64 handle, .param .b32 value);
 
 .visible .entry set_condition (
-    .param .u64 condition, .param .u64 predicate, .param .u64 offset, .param .u64 drawn)
+    .param .u64 condition, .param .u64 decides, .param .u64 kind, .param .u64 offset, .param .u64 drawn)
 {
-    .reg .pred %holds, %none;
+    .reg .pred %branch, %again, %none, %below, %goes;
     .reg .b16 %byte;
     .reg .b32 %value;
-    .reg .b64 %condition, %address, %number, %more;
+    .reg .b64 %condition, %kind, %from, %to, %number, %more, %limit, %stop;
 
-    ld.param.u64 %more, [drawn];
-    setp.eq.u64 %none, %more, 0;
-    @%none bra SET;
-    ld.param.u64 %address, [offset];
-    cvta.to.global.u64 %address, %address;
-    ld.global.u64 %number, [%address];
-    add.u64 %number, %number, %more;
-    st.global.u64 [%address], %number;
-SET:
     ld.param.u64 %condition, [condition];
-    ld.param.u64 %address, [predicate];
-    cvta.to.global.u64 %address, %address;
-    ld.global.u8 %byte, [%address];
-    setp.ne.s16 %holds, %byte, 0;
-    selp.u32 %value, 1, 0, %holds;
+    ld.param.u64 %from, [decides];
+    ld.param.u64 %kind, [kind];
+    ld.param.u64 %to, [offset];
+    ld.param.u64 %more, [drawn];
+    cvta.to.global.u64 %from, %from;
+    cvta.to.global.u64 %to, %to;
+
+    setp.eq.u64 %none, %more, 0;
+    @%none bra DECIDE;
+    ld.global.u64 %number, [%to];
+    add.u64 %number, %number, %more;
+    st.global.u64 [%to], %number;
+DECIDE:
+    setp.eq.u64 %branch, %kind, 0;
+    @%branch bra BYTE;
+    ld.global.s64 %number, [%from];
+    setp.eq.u64 %again, %kind, 2;
+    @!%again bra COMPARE;
+    add.s64 %number, %number, 1;
+    st.global.s64 [%from], %number;
+COMPARE:
+    ld.global.s64 %limit, [%from+8];
+    ld.global.s64 %stop, [%from+16];
+    setp.lt.s64 %below, %number, %limit;
+    setp.eq.and.s64 %goes, %stop, 0, %below;
+    bra SET;
+BYTE:
+    ld.global.u8 %byte, [%from];
+    setp.ne.s16 %goes, %byte, 0;
+SET:
+    selp.u32 %value, 1, 0, %goes;
     {
         .param .b64 first;
         .param .b32 second;
@@ -71,11 +88,13 @@ SET:
     ret;
 }
 """
-"""The kernel that sets a condition, as ``nvcc -ptx -rdc=true`` compiles ``cudaGraphSetConditional(condition,
-*predicate)``: the driver knows that function. If an iteration has ``drawn``, it advances the generator's ``offset``."""
+"""The kernel that sets a condition, as ``nvcc -ptx -rdc=true`` compiles ``cudaGraphSetConditional(condition, …)``: the
+driver knows that function. By ``kind``: the byte of a branch; ``count < limit`` and not ``stop``, before a loop; and
+after an iteration, which it counts. If that has ``drawn``, it advances the generator's ``offset``."""
 
-_LAYOUT, _PREDICATE = ((0, 8), (8, 8), (16, 8), (24, 8)), ((8, 8),)
-"""The (offset, size) of its parameters, and of the one that is the address of the predicate: word 0 of its launch."""
+_BRANCH, _FIRST, _AGAIN = range(3)
+_LAYOUT, _DECIDES = tuple((place, 8) for place in range(0, 40, 8)), ((8, 8),)
+"""The (offset, size) of its parameters, and of the address of what decides: word 0 of its launch."""
 
 
 def make_nested(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
@@ -176,7 +195,7 @@ class _Nested:
         raw = driver.CUgraph(graph)
         handle = int(call(driver.cuGraphConditionalHandleCreate, raw, self._context, 0, 0))
         setters = self.made.setdefault(path, [])
-        begin = self._set(graph, handle, setters, (0, 0))
+        begin = self._set(graph, handle, setters, _FIRST if repeats else _BRANCH)
         count = len(launch.bodies)
         node, graphs = add_conditional(graph, int(self._context), handle, loop=repeats, bodies=count)
         add_edges(graph, [(begin, node)])
@@ -184,15 +203,22 @@ class _Nested:
             ends = self.fill(inner, body, (*path, number))
             if repeats:
                 offset = payload_of(body.recording).random_memory[1]
-                again = self._set(inner, handle, setters, (offset, self._drawn))
+                again = self._set(inner, handle, setters, _AGAIN, (offset, self._drawn))
                 add_edges(inner, [(end, again) for end in ends])
         return begin, node
 
-    def _set(self, graph: int, handle: int, setters: list[tuple[Node, int]], draws: tuple[int, int]) -> int:
-        """Add the kernel that sets a condition, and advances what lies at ``draws``, by so much."""
+    def _set(
+        self,
+        graph: int,
+        handle: int,
+        setters: list[tuple[Node, int]],
+        kind: int,
+        advances: tuple[int, int] = (0, 0),
+    ) -> int:
+        """Add the kernel that sets a condition, and ``advances`` what lies at an address, by so much."""
         driver = self._driver
-        values = (ctypes.c_uint64 * 4)(handle, 0, *draws)
-        pointers = (ctypes.c_void_p * 4)(*(ctypes.addressof(values) + place for place, _ in _LAYOUT))
+        values = (ctypes.c_uint64 * 5)(handle, 0, kind, *advances)
+        pointers = (ctypes.c_void_p * 5)(*(ctypes.addressof(values) + place for place, _ in _LAYOUT))
         params = driver.CUDA_KERNEL_NODE_PARAMS()
         params.func = _setter(driver, int(self._context))
         for axis in "XYZ":
@@ -200,7 +226,7 @@ class _Nested:
             setattr(params, f"blockDim{axis}", 1)
         params.kernelParams = ctypes.addressof(pointers)
         made = int(call(driver.cuGraphAddKernelNode, driver.CUgraph(graph), None, 0, params))
-        setters.append((KernelNode(made, bytes(values), _LAYOUT, _PREDICATE), made))
+        setters.append((KernelNode(made, bytes(values), _LAYOUT, _DECIDES), made))
         return made
 
     def region(self, program: Program, capture: CudaCapture, segment: tuple[int, int]) -> Any:

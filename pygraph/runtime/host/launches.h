@@ -86,29 +86,36 @@ using Launches = std::vector<std::shared_ptr<Launch>>;
 struct Nest final : Launch {
   std::vector<Launches> bodies;
   bool repeats;
-  int64_t predicate = 0; // the address of a byte
+  int64_t decides = 0; // the address of a byte, or of a loop's count, limit and stop
 
   Nest(std::vector<Launches> launches, bool is_loop) : bodies(std::move(launches)), repeats(is_loop) {}
 
   Patch patch(size_t word, int64_t delta) override {
     TORCH_CHECK(word == 0, "word ", word, " of a loop or branch is for its bodies");
-    return {&predicate, nullptr, delta};
+    return {&decides, nullptr, delta};
   }
 
   void run() override {
-    auto looked = std::chrono::steady_clock::now();
-    while (holds()) {
+    if (repeats) {
+      loop(reinterpret_cast<volatile int64_t*>(decides));
+    } else if (*reinterpret_cast<const volatile uint8_t*>(decides) != 0) {
       run(0);
-      if (!repeats) return;
+    } else if (bodies.size() > 1) {
+      run(1);
+    }
+  }
+
+ private:
+  void loop(volatile int64_t* control) const {
+    auto looked = std::chrono::steady_clock::now();
+    while (control[0] < control[1] && control[2] == 0) {
+      run(0);
+      control[0] = control[0] + 1;
       if (std::chrono::steady_clock::now() - looked < std::chrono::milliseconds(20)) continue;
       look_at_signals();
       looked = std::chrono::steady_clock::now();
     }
-    if (!repeats && bodies.size() > 1) run(1);
   }
-
- private:
-  bool holds() const { return *reinterpret_cast<const volatile uint8_t*>(predicate) != 0; }
 
   void run(size_t body) const {
     for (const auto& each : bodies[body]) each->run();
