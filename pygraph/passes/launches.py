@@ -33,7 +33,8 @@ class Rename(LaunchPass):
 
     def run(self, program: Program, ctx: PassContext) -> PassResult:
         """Rename memory; the note has how many allocations begin anew."""
-        return _result(program, *renamed(program, ctx.order))
+        made, note = renamed(program, ctx.order)
+        return _result(program, made if made is program else in_order(made, program.order), note)
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,14 @@ def in_order(program: Program, order: Order | None) -> Program:
 
 
 def renamed(program: Program, order: str = "dependences") -> tuple[Program, str]:
-    """``program`` with allocations that begin anew, for an ``order`` by dependences. In that of the capture, buffers
-    that are used again at once are in the device's cache."""
+    """``program``, or an undecided one with allocations that begin anew, for an ``order`` by dependences. In that of
+    the capture, buffers that are used again at once are in the device's cache."""
     if order == "program":
         return program, "nothing, in the program's order"
     recording, slots, count = rename(program.recording, program.slots)
     if count:
-        program = in_order(replace(program, recording=recording, slots=slots), program.order)
+        layout = Layout(0, {}, program.layout.fresh)
+        program = replace(program, recording=recording, slots=slots, layout=layout, steps=())
     return program, f"allocations that begin anew: {count}"
 
 

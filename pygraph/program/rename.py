@@ -45,7 +45,12 @@ def rename(recording: Recording, slots: Sequence[Slot]) -> tuple[Recording, tupl
     moved = {launch for launch, _ in names}
     launches = (_renamed(each, names) if each.index in moved else each for each in recording.launches)
     changed = replace(recording, launches=tuple(launches), allocations=tuple(made))
-    named = (replace(s, index=names.get((s.launch, s.index), s.index)) if s.kind is POOL else s for s in slots)
+    named = [  # few of many, and ``replace`` takes as long as all the rest
+        Slot(slot.launch, slot.word, POOL, names[slot.launch, slot.index], slot.offset)
+        if slot.kind is POOL and (slot.launch, slot.index) in names
+        else slot
+        for slot in slots
+    ]
     return changed, tuple(named), len(made) - len(recording.allocations)
 
 

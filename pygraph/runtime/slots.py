@@ -123,7 +123,10 @@ class AddressMap:
 
     def places(self, word: int, launch: int) -> list[Place]:
         """All readings of ``word`` as an address into what was live at ``launch``, the surest first."""
-        readings = enumerate((self.inside(word), self._ends.get(word), self._empty.get(word)))
+        inside, end, empty = self.inside(word), self._ends.get(word), self._empty.get(word)
+        if inside is not None and end is None and empty is None:  # as nearly always
+            return [Place(inside.key, word - inside.address, 0)] if inside.born <= launch else []
+        readings = enumerate((inside, end, empty))
         return [Place(a.key, word - a.address, rank) for rank, a in readings if a is not None and a.born <= launch]
 
 

@@ -17,7 +17,7 @@ import types
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from typing import Any
 
@@ -91,6 +91,8 @@ _WRITE_ONLY_NAMES = ("out_ptr",)
 
 
 _Key = tuple[AllocationKind, int]
+_Look = Callable[[int], "Allocation | None"]
+"""Finds the allocation that an address points into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,12 +316,12 @@ def with_calls(
     """``launches`` with what the calls that they came from (``spans``, a call behind those inside of it) say of them.
     Those that use a word of ``random`` draw."""
     addresses = AddressMap(allocations)
-    reach = _reach(allocations, addresses)
-    everything = (addresses, [a for a in allocations if a.kind is AllocationKind.CONSTANT])
+    reach, inside = _reach(allocations, addresses), cache(addresses.inside)  # an operand is looked at many times
+    everything = (inside, [a for a in allocations if a.kind is AllocationKind.CONSTANT])
     drawn = frozenset(random)
     made = [launch if drawn.isdisjoint(launch.words) else replace(launch, random=True) for launch in launches]
     for number, span in enumerate(spans):
-        only_read = _owners(span.reads, addresses) - _owners(span.writes, addresses)
+        only_read = _owners(span.reads, inside) - _owners(span.writes, inside)
         may_access = reach(span)
         operands = _accesses(span.operands, everything) if span.closed else None
         for launch in made[span.begin : span.end]:
@@ -349,12 +351,16 @@ def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable
     births = [a.born for a in pool]
     constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
 
+    @cache
+    def owners_of(word: int) -> frozenset[_Key]:
+        return frozenset(place.key for place in addresses.places(word, sys.maxsize))
+
     def of(span: Span) -> frozenset[_Key] | None:
         if not _is_closed(span.name):
             return None
         given: set[_Key] = set()
         for word in filter(None, (*span.reads, *span.writes)):
-            owners = {place.key for place in addresses.places(word, sys.maxsize)}
+            owners = owners_of(word)
             if not owners and not any(constant.covers(word) for constant in constants):
                 return None
             given |= owners
@@ -365,13 +371,13 @@ def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable
 
 
 def _accesses(
-    operands: Sequence[Operand], allocations: tuple[AddressMap, Sequence[Allocation]]
+    operands: Sequence[Operand], allocations: tuple[_Look, Sequence[Allocation]]
 ) -> tuple[Access, ...] | None:
     """What is done to ``allocations``, those that move and constants. None where an operand is nobody's."""
-    moving, constants = allocations
+    inside, constants = allocations
     made: list[Access] = []
     for operand in operands:
-        owner = moving.inside(operand.address) or next((c for c in constants if c.covers(operand.address)), None)
+        owner = inside(operand.address) or next((c for c in constants if c.covers(operand.address)), None)
         if owner is None and operand.address and (operand.bytes is None or operand.bytes.end):
             return None
         if owner is not None:
@@ -381,8 +387,8 @@ def _accesses(
     return tuple(made)
 
 
-def _owners(words: Iterable[int], addresses: AddressMap) -> frozenset[_Key]:
-    return frozenset(owner.key for owner in map(addresses.inside, words) if owner is not None)
+def _owners(words: Iterable[int], inside: _Look) -> frozenset[_Key]:
+    return frozenset(owner.key for owner in map(inside, words) if owner is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +419,7 @@ def with_eager(
     for index in range(len(launches) + 1):
         while waiting and waiting[0].begin == index:
             span = waiting.pop(0)
-            only_read = _owners(span.reads, addresses) - _owners(span.writes, addresses)
+            only_read = _owners(span.reads, addresses.inside) - _owners(span.writes, addresses.inside)
             facts = (span.eager.name, span.words, span.signature, None, span.origin, span.random, only_read)
             merged.append(Launch(len(merged), LaunchKind.EAGER, *facts, call=span.eager.name, eager=span.eager))
             places.append(None)
