@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, cast, overload
 
 import torch
 
@@ -39,6 +39,9 @@ from pygraph.runtime.reasons import reason_of
 from pygraph.runtime.region import Region, RegionOptions, RegionRecord
 from pygraph.runtime.variants import State
 from pygraph.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,6 +91,16 @@ class GraphRecord:
         return f"<GraphRecord {self.name}: {self.state.value}; {counts}{why}>"
 
 
+class How(TypedDict, total=False):
+    """The keywords of ``graph``."""
+
+    held: Any
+    key: Callable[..., Any] | None
+    compare: Callable[[str, torch.Tensor], bool] | None
+    eager: Sequence[str]
+    options: Mapping[str, Any] | None
+
+
 class Graph(Generic[P, R]):
     """A callable that is captured as it runs (see ``graph``). ``record`` tells what became of its calls.
 
@@ -96,21 +109,12 @@ class Graph(Generic[P, R]):
     traces, run ``function``. A copy is a graph of the copied callable, with no captures.
     """
 
-    def __init__(
-        self,
-        function: Callable[P, R],
-        *,
-        held: Any = (),
-        key: Callable[..., Any] | None = None,
-        compare: Callable[[str, torch.Tensor], bool] | None = None,
-        eager: Sequence[str] = (),
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[P, R], how: How) -> None:
         functools.update_wrapper(self, function, updated=())
         self.function = function
         self.record = GraphRecord(getattr(function, "__qualname__", type(function).__name__))
-        self._root, self._key, self._compare, self._eager = (held,), key, compare, tuple(eager)
-        self._options, self._settings, self._owner = options, Settings.make(options), live.owner()
+        self._how, self._root, self._key = how, (how.get("held", ()),), how.get("key")
+        self._settings, self._owner = Settings.make(how.get("options")), live.owner()
         self._answering: Callable[..., Any] = function
         """What answers calls that are no replays."""
         self._made, self._ledger = 0, Ledger()
@@ -125,7 +129,7 @@ class Graph(Generic[P, R]):
 
     def __reduce__(self) -> Any:
         """A copy is a graph of its own, of the copied callable and of what is held then."""
-        return _copied, (type(self), self.function, self._root[0], self._key, self._compare, self._eager, self._options)
+        return type(self), (self.function, {**self._how, "held": self._root[0]})
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: bound to ``instance``, which is an argument then."""
@@ -290,9 +294,10 @@ class Graph(Generic[P, R]):
         others = {number for group in entry.groups for number in group.members[1:]}
         entry.plan = tuple(first.get(number, number) for number in range(len(tensors)) if number not in others)
         settings = self._settings
-        if self._compare is not None:
+        compares = self._how.get("compare")
+        if compares is not None:
             pairs = enumerate(zip(look.paths, tensors, strict=False))
-            entry.spared = frozenset(number for number, each in pairs if not self._compare(*each))
+            entry.spared = frozenset(number for number, each in pairs if not compares(*each))
 
         def function(args: list[Any]) -> list[Any]:
             return entry.on_stand_ins(args)
@@ -316,7 +321,7 @@ class Graph(Generic[P, R]):
                 ),
                 held=range(len(entry.plan)),
                 origins=origin_of_line,
-                eager=self._eager,
+                eager=self._how.get("eager", ()),
                 uncaptured=entry.answer,
                 whole=self._ledger,
             )
@@ -433,10 +438,6 @@ class Graph(Generic[P, R]):
             self._skip, self._patience, self._waits_for = self._skips, 4, region
 
 
-def _copied(kind: Any, function: Any, held: Any, key: Any, compare: Any, eager: Any, options: Any) -> Any:
-    return kind(function, held=held, key=key, compare=compare, eager=eager, options=options)
-
-
 def _is_watched() -> bool:
     """True if something has to see each operator of this call, or captures it already."""
     return bool(
@@ -452,8 +453,16 @@ def _is_watched() -> bool:
     )
 
 
+@overload
+def graph(function: Callable[P, R], **how: Unpack[How]) -> Graph[P, R]: ...
+
+
+@overload
+def graph(function: None = None, **how: Unpack[How]) -> Callable[[Callable[P, R]], Graph[P, R]]: ...
+
+
 def graph(
-    function: Callable[P, R] | None = None,
+    function: Callable[..., Any] | None = None,
     *,
     held: Any = (),
     key: Callable[..., Any] | None = None,
@@ -477,5 +486,5 @@ def graph(
         eager: operators (without overloads, such as ``aten.sort``) that replays call between segments
         options: those of the backend
     """
-    make = functools.partial(Graph, held=held, key=key, compare=compare, eager=eager, options=options)
-    return make if function is None else make(function)
+    how: How = {"held": held, "key": key, "compare": compare, "eager": tuple(eager), "options": options}
+    return functools.partial(Graph, how=how) if function is None else Graph(function, how)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.graphs.callable import Graph, GraphRecord
+from pygraph.graphs.callable import Graph, GraphRecord, How
 from pygraph.graphs.entry import Call, Entry, Look
 from pygraph.graphs.held import PLAIN, bits_of
 from pygraph.program.default import LaunchPasses
@@ -144,9 +144,10 @@ class Loop(Graph[..., None]):
     ) -> None:
         iteration = _iteration(step, until, collect)
         iteration.__qualname__ = getattr(step, "__qualname__", type(step).__name__)
-        super().__init__(iteration, key=None if key is None else _key_of_state(key), compare=compare, options=options)
+        how: How = {"key": None if key is None else _key_of_state(key), "compare": compare, "options": options}
+        super().__init__(iteration, how)
         self._until, self._collect = until, collect
-        self._each = Graph(iteration, key=self._key, compare=compare, options=options)
+        self._each = Graph(iteration, how)
         """An iteration at a time: where the host loops for good."""
         self._on_host = False
         self._turn = RLock()

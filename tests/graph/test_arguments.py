@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import enum
+import inspect
 import threading
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import pygraph
+from pygraph.graphs.callable import How
 from tests.graph.calls import assert_same, is_replay, replayed
 
 NAN, OTHER_NAN = torch.tensor([0x7FF8 << 48, (0x7FF8 << 48) + 1]).view(torch.float64).tolist()
@@ -356,6 +358,14 @@ def test_decorator_of_a_function_and_of_a_method() -> None:
         return x * 3
 
     assert_same(replayed(other, x, calls=3), x * 3)
+
+
+def test_the_types_of_keywords_are_those_of_the_signature() -> None:
+    keywords = dict(inspect.signature(pygraph.graph).parameters)
+    del keywords["function"]
+    assert {name: each.annotation for name, each in keywords.items()} == {
+        name: each.__forward_arg__ for name, each in How.__annotations__.items()
+    }
 
 
 def test_partials_and_modules() -> None:

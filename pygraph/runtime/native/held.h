@@ -31,9 +31,15 @@ class Held {
   explicit Held(const py::iterable& described) {
     for (auto each : described) {
       auto node = each.cast<std::tuple<int, py::object, int64_t>>();
-      auto kind = static_cast<Kind>(std::get<0>(node));
-      nodes_.push_back({kind, static_cast<int32_t>(mappings_.size()), std::get<2>(node), std::get<1>(node)});
-      if (kind == MAPPING) mappings_.emplace_back();
+      nodes_.push_back({static_cast<Kind>(std::get<0>(node)), std::get<2>(node), std::get<1>(node)});
+    }
+    for (const auto& node : nodes_) {
+      auto number = static_cast<size_t>(node.number);
+      if (node.kind == AGAIN || node.kind == SEEN) {
+        auto& again = node.kind == AGAIN ? tensors_again_ : met_again_;
+        again.resize(std::max(again.size(), number + 1));
+        again[number] = 1;
+      }
     }
   }
 
@@ -44,30 +50,31 @@ class Held {
   py::object read(py::handle root, const py::list& arguments, bool containers) {
     if (busy_) return py::none();
     Busy busy(busy_);
-    Reading now;
-    now.containers_wanted = containers;
-    now.objects.reserve(ranges_.size());
-    now.containers.reserve(containers_);
-    if (!accepts(root.ptr(), now)) return py::none();
-    containers_ = now.containers.size();
-    auto held = now.objects.size();
+    std::vector<py::object> objects, kept;
+    objects.reserve(ranges_.size());
     std::vector<char> facts;
     facts.reserve(told_facts_.size());
-    add_gradients(now, 0, facts);
-    auto lasting = now.objects.size();
-    for (auto argument : arguments) now.objects.push_back(py::reinterpret_borrow<py::object>(argument));
-    add_gradients(now, lasting, facts);
+    if (!matches(root.ptr())) return py::none();
+    for (auto* tensor : tensors_) objects.push_back(py::reinterpret_borrow<py::object>(tensor));
+    for (auto* container : met_) {
+      if (containers) kept.push_back(py::reinterpret_borrow<py::object>(container));
+    }
+    auto held = objects.size();
+    add_gradients(objects, 0, facts);
+    auto lasting = objects.size();
+    for (auto argument : arguments) objects.push_back(py::reinterpret_borrow<py::object>(argument));
+    add_gradients(objects, lasting, facts);
     ranges_.clear();
-    for (const auto& object : now.objects) ranges_.push_back(range_of(THPVariable_Unpack(object.ptr())));
+    for (const auto& object : objects) ranges_.push_back(range_of(THPVariable_Unpack(object.ptr())));
     auto shared = share(held, lasting);
     add_modes(facts);
-    facts.push_back(casts_differ(now.objects));
+    facts.push_back(casts_differ(objects));
     if (!facts_object_ || facts != told_facts_) {
       told_facts_ = facts;
       facts_object_ = py::bytes(facts.data(), facts.size());
     }
     auto told = facts_object_;
-    return py::make_tuple(as_list(now.objects), std::move(told), std::move(shared), as_list(now.kept));
+    return py::make_tuple(as_list(objects), std::move(told), std::move(shared), as_list(kept));
   }
 
  private:
@@ -77,35 +84,41 @@ class Held {
 
   struct Node {
     Kind kind;
-    int32_t mapping; // its number among mappings
     int64_t number;
     py::object value;
   };
 
-  // A key or value of a mapping that has to be looked at though the mapping is as it was: by its node, or, where it is
-  // an empty dictionary, by its type.
-  struct Below {
+  // A word that does not change while what is held has the same structure: the version of a dictionary, its address, a
+  // type, a length, the address of an item. It is in memory that is alive if all words before it are as they were.
+  struct Word {
+    const uintptr_t* at;
+    uintptr_t was;
+  };
+
+  // Places in the lists of a reading.
+  struct Place {
+    size_t node, word, tensor, container, mark;
+    bool operator==(const Place& other) const {
+      return std::tie(node, word, tensor, container, mark) ==
+          std::tie(other.node, other.word, other.tensor, other.container, other.mark);
+    }
+  };
+
+  // A container: what begins with it, and what is behind all that is below it.
+  struct Mark {
     PyObject* object;
-    PyTypeObject* empty;
-    size_t node;
+    Place begin, end;
   };
 
-  // A mapping as it was when it was last looked at. `end`: the node behind all that is below it.
-  struct Mapping {
-    uint64_t version = 0;
-    size_t end = 0;
-    std::vector<Below> below = {};
-  };
-
-  // Changes with each change of a dictionary, and no two have the same. 0: not known.
-  static uint64_t version_of(PyObject* dictionary) {
+  // Changes with each change of a dictionary, and no two have the same. Null: not known.
+  static const uint64_t* version_of(PyObject* dictionary) {
 #if PY_VERSION_HEX < 0x030D0000
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-    return reinterpret_cast<PyDictObject*>(dictionary)->ma_version_tag;
+    return &reinterpret_cast<PyDictObject*>(dictionary)->ma_version_tag;
 #pragma GCC diagnostic pop
 #else
-    return 0;
+    return nullptr;
 #endif
   }
 
@@ -124,16 +137,22 @@ class Held {
     bool& busy;
   };
 
-  // One reading.
-  struct Reading {
-    size_t node = 0; // one behind the last is never reached: counts of children agree
-    bool containers_wanted = false;
-    std::vector<py::object> objects, kept;
-    std::vector<PyObject*> containers;
+  // Collections of garbage call finalisers.
+  struct Uncollected {
+    bool collects = PyGC_Disable() == 1;
+    ~Uncollected() {
+      if (collects) PyGC_Enable();
+    }
+  };
 
-    void meet(PyObject* container) {
-      containers.push_back(container);
-      if (containers_wanted) kept.push_back(py::reinterpret_borrow<py::object>(container));
+  // One reading. `shallow`: containers that are in their places are not looked into. `again`: one changed, or a tensor,
+  // that is also met elsewhere, or is no longer what was met before.
+  struct Reading : Place {
+    bool shallow = false, again = false, anew = false;
+
+    bool is(PyObject* object, PyObject* before) {
+      again |= object != before;
+      return object == before;
     }
   };
 
@@ -155,113 +174,193 @@ class Held {
     return (PyLong_CheckExact(now) || PyUnicode_CheckExact(now)) && PyObject_RichCompareBool(now, then, Py_EQ) == 1;
   }
 
-  // Whether that takes no more than a look at the object: most nodes are like that.
-  bool at_once(PyObject* object, Reading& now) const {
-    const auto& node = nodes_[now.node];
-    auto* value = node.value.ptr();
-    auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
-    bool known = node.kind == PLAIN || node.kind == OTHER
-        ? object == value
-        : node.kind == MAPPING && node.number == 0 && type == value && PyDict_GET_SIZE(object) == 0;
-    if (!known) return false;
-    ++now.node;
-    if (node.kind == MAPPING) now.meet(object);
+  // Whether what is held is as described: `tensors_` and `met_` have all of it then. Mostly no word has changed.
+  bool matches(PyObject* root) {
+    Uncollected guard;
+    if (!traced_ || PyTuple_GET_SIZE(root) != 1 || PyTuple_GET_ITEM(root, 0) != first_) return matches_anew(root);
+    met_[0] = root;
+    for (size_t i = 0; i < words_.size(); ++i) {
+      if (*words_[i].at == words_[i].was) continue;
+      auto mark = std::upper_bound(marks_.begin(), marks_.end(), i, [](size_t word, const Mark& each) {
+        return word < each.begin.word;
+      });
+      do {
+        if (mark == marks_.begin()) return matches_anew(root);
+      } while ((--mark)->end.word <= i);
+      auto [container, begin, end] = *mark;
+      i = begin.word;
+      Reading part{begin, true};
+      traced_ = false;
+      if (!descends(container, part)) return part.again && matches_anew(root);
+      if (part.again || !(part == end) || *words_[i].at != words_[i].was) return matches_anew(root);
+      traced_ = traces_;
+    }
+    for (auto loose : loose_) {
+      Reading part{marks_[loose].begin};
+      traced_ = false;
+      if (!descends(marks_[loose].object, part)) return part.again && matches_anew(root);
+      if (part.again || !(part == marks_[loose].end)) return matches_anew(root);
+      traced_ = traces_;
+    }
     return true;
   }
 
-  // The object and what is below it, against the next nodes. What is compared by its address is alive in its place now.
+  bool matches_anew(PyObject* root) {
+    words_.clear(), tensors_.clear(), met_.clear(), marks_.clear(), loose_.clear();
+    traced_ = false;
+    if (!PyTuple_CheckExact(root) || PyTuple_GET_SIZE(root) != 1) return false;
+    traces_ = true;
+    first_ = PyTuple_GET_ITEM(root, 0);
+    met_.push_back(root);
+    Reading now{{1, 0, 0, 1, 0}, false, false, true};
+    if (!accepts(first_, now)) return false;
+    traced_ = traces_;
+    return true;
+  }
+
+  template <class T>
+  static void put(std::vector<T>& list, size_t& place, T value) {
+    if (place == list.size()) {
+      list.push_back(std::move(value));
+    } else {
+      list[place] = std::move(value);
+    }
+    ++place;
+  }
+
+  template <class T>
+  void watch(const T& word, Reading& now) {
+    static_assert(sizeof word == sizeof(uintptr_t));
+    auto* at = reinterpret_cast<const uintptr_t*>(&word);
+    put(words_, now.word, {at, *at});
+  }
+
+  static void put_object(std::vector<PyObject*>& list, size_t& place, PyObject* object, const std::vector<char>& again,
+                         Reading& now) {
+    now.again |= place < list.size() && list[place] != object && place < again.size() && again[place];
+    put(list, place, object);
+  }
+
+  // The object and what is below it, against the next nodes.
   bool accepts(PyObject* object, Reading& now) {
-    const auto& node = nodes_[now.node++];
+    auto& node = nodes_[now.node];
     auto* value = node.value.ptr();
     switch (node.kind) {
       case PLAIN: // the value
-        return same_value(object, value);
+        ++now.node;
+        if (!same_value(object, value)) return false;
+        if (object != value) node.value = py::reinterpret_borrow<py::object>(object); // so that its address is its own
+        return true;
       case TENSOR: // its type
+        ++now.node;
         if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value) return false;
-        now.objects.push_back(py::reinterpret_borrow<py::object>(object));
+        watch(object->ob_type, now);
+        put_object(tensors_, now.tensor, object, tensors_again_, now);
         return true;
       case AGAIN: // the number of a tensor
-        return object == now.objects.at(static_cast<size_t>(node.number)).ptr();
+        ++now.node;
+        return now.is(object, tensors_.at(static_cast<size_t>(node.number)));
       case SEEN: // the number of a container
-        return object == now.containers.at(static_cast<size_t>(node.number));
-      case MAPPING: { // its type, and how many entries it has: the nodes of each key and value follow
-        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value || PyDict_GET_SIZE(object) != node.number) return false;
-        now.meet(object);
-        auto version = version_of(object);
-        auto& mapping = mappings_[static_cast<size_t>(node.mapping)];
-        if (version != 0 && version == mapping.version) {
-          for (const auto& below : mapping.below) {
-            if (below.empty != nullptr) {
-              if (Py_TYPE(below.object) != below.empty || PyDict_GET_SIZE(below.object) != 0) return false;
-              now.meet(below.object);
-              continue;
-            }
-            now.node = below.node;
-            if (!accepts(below.object, now)) return false;
-          }
-          now.node = mapping.end;
-          return true;
-        }
-        mapping.version = 0;
-        mapping.below.clear();
-        PyObject *key = nullptr, *item = nullptr;
-        if (PyODict_Check(object) && node.number > 1) { // its order may change with nothing else
-          for (auto each : py::handle(object)) {
-            item = PyDict_GetItemWithError(object, each.ptr());
-            if (item == nullptr || !accepts(each.ptr(), now) || !accepts(item, now)) return false;
-          }
-          return true;
-        }
-        for (Py_ssize_t position = 0; PyDict_Next(object, &position, &key, &item);) {
-          for (auto* each : {key, item}) {
-            auto at = now.node;
-            if (!at_once(each, now) && !accepts(each, now)) return false;
-            const auto& met = nodes_[at];
-            if (met.kind == PLAIN || met.kind == OTHER) continue;
-            auto* empty = met.kind == MAPPING && met.number == 0 ? Py_TYPE(each) : nullptr;
-            mapping.below.push_back({each, empty, at});
-          }
-        }
-        mapping.version = version;
-        mapping.end = now.node;
-        return true;
-      }
-      case SEQUENCE: { // a list's, tuple's, set's or queue's type and length
-        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value) return false;
-        if (!PyList_Check(object) && !PyTuple_Check(object)) {
-          if (PyObject_Size(object) != node.number) return false;
-          now.meet(object);
-          if (node.number == 0) return true; // as most are
-          for (auto each : py::handle(object)) {
-            if (!accepts(each.ptr(), now)) return false;
-          }
-          return true;
-        }
-        if (PySequence_Fast_GET_SIZE(object) != node.number) return false;
-        now.meet(object);
-        for (Py_ssize_t i = 0; i < node.number; ++i) {
-          if (!accepts(PySequence_Fast_GET_ITEM(object, i), now)) return false;
-        }
-        return true;
-      }
-      case OBJECT: { // its type: its attributes follow
-        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value) return false;
-        now.meet(object);
-        auto attributes = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object, nullptr));
-        if (!attributes) throw py::error_already_set();
-        return accepts(attributes.ptr(), now);
-      }
+        ++now.node;
+        return now.is(object, met_.at(static_cast<size_t>(node.number)));
       case OTHER: // an object that is not looked into
+        ++now.node;
         return object == value;
+      default:
+        break;
     }
-    return false;
+    bool known = now.shallow && now.mark < marks_.size() && marks_[now.mark].object == object;
+    if (!known || !(marks_[now.mark].begin == now)) return descends(object, now);
+    static_cast<Place&>(now) = marks_[now.mark].end; // its words are yet to be looked at
+    return true;
+  }
+
+  bool descends(PyObject* object, Reading& now) {
+    auto number = now.mark;
+    put(marks_, now.mark, Mark{object, now, {}});
+    const auto& node = nodes_[now.node++];
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != node.value.ptr()) return false;
+    watch(object->ob_type, now); // first: other words are where this type has them
+    put_object(met_, now.container, object, met_again_, now);
+    if (node.kind == OBJECT ? !object_accepts(object, now)
+        : node.kind == MAPPING ? !mapping_accepts(object, node.number, now)
+                               : !sequence_accepts(object, node.number, now)) {
+      return false;
+    }
+    marks_[number].end = now;
+    return true;
+  }
+
+  // Its attributes follow.
+  bool object_accepts(PyObject* object, Reading& now) {
+    auto attributes = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object, nullptr));
+    if (!attributes) throw py::error_already_set();
+    auto** place = _PyObject_GetDictPtr(object);
+    if (place != nullptr && *place == attributes.ptr()) {
+      watch(*place, now);
+    } else {
+      traces_ = false;
+    }
+    return accepts(attributes.ptr(), now);
+  }
+
+  // So many entries: the nodes of each key and value follow.
+  bool mapping_accepts(PyObject* object, int64_t entries, Reading& now) {
+    if (PyDict_GET_SIZE(object) != entries) return false;
+    auto* version = version_of(object);
+    if (version != nullptr) {
+      watch(*version, now);
+    } else {
+      traces_ = false;
+    }
+    if (PyODict_Check(object) && entries > 1) { // its order may change with nothing else
+      if (now.anew) loose_.push_back(now.mark - 1);
+      for (auto each : py::handle(object)) {
+        auto* item = PyDict_GetItemWithError(object, each.ptr());
+        if (item == nullptr || !accepts(each.ptr(), now) || !accepts(item, now)) return false;
+      }
+      return true;
+    }
+    PyObject *key = nullptr, *item = nullptr;
+    for (Py_ssize_t position = 0; PyDict_Next(object, &position, &key, &item);) {
+      if (!accepts(key, now) || !accepts(item, now)) return false;
+    }
+    return true;
+  }
+
+  // A list, tuple, set or queue of so many items: their nodes follow.
+  bool sequence_accepts(PyObject* object, int64_t count, Reading& now) {
+    if (PyList_Check(object) || PyTuple_Check(object)) {
+      if (PySequence_Fast_GET_SIZE(object) != count) return false;
+      watch(reinterpret_cast<PyVarObject*>(object)->ob_size, now);
+      if (PyList_Check(object)) watch(reinterpret_cast<PyListObject*>(object)->ob_item, now);
+      auto** items = PySequence_Fast_ITEMS(object);
+      for (int64_t i = 0; i < count; ++i) {
+        watch(items[i], now);
+        if (!accepts(items[i], now)) return false;
+      }
+      return true;
+    }
+    if (PyObject_Size(object) != count) return false;
+    if (PyAnySet_Check(object)) {
+      watch(reinterpret_cast<PySetObject*>(object)->used, now);
+    } else {
+      watch(reinterpret_cast<PyVarObject*>(object)->ob_size, now);
+    }
+    if (count == 0) return true; // as most are
+    if (now.anew) loose_.push_back(now.mark - 1);
+    for (auto each : py::handle(object)) {
+      if (nodes_[now.node].kind != PLAIN) traces_ = false;
+      if (!accepts(each.ptr(), now)) return false;
+    }
+    return true;
   }
 
   // Facts of the tensors from `first` on, behind which their gradients are put.
-  static void add_gradients(Reading& now, size_t first, std::vector<char>& facts) {
-    auto end = now.objects.size();
+  static void add_gradients(std::vector<py::object>& objects, size_t first, std::vector<char>& facts) {
+    auto end = objects.size();
     for (auto i = first; i < end; ++i) {
-      const auto& tensor = THPVariable_Unpack(now.objects[i].ptr());
+      const auto& tensor = THPVariable_Unpack(objects[i].ptr());
       auto* impl = tensor.unsafeGetTensorImpl();
       auto* autograd = static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta());
       bool plain = is_strided(*impl) && !impl->key_set().has_any(DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative}));
@@ -269,9 +368,9 @@ class Held {
       bool leaf = !follows || (autograd->is_view_ ? tensor.is_leaf() : !autograd->grad_fn_);
       bool gradient = autograd != nullptr && leaf && autograd->grad_.defined();
       bool inference = impl->is_inference();
-      bool hooked = autograd != nullptr && has_hooks(reinterpret_cast<THPVariable*>(now.objects[i].ptr()), *autograd);
+      bool hooked = autograd != nullptr && has_hooks(reinterpret_cast<THPVariable*>(objects[i].ptr()), *autograd);
       facts.push_back(static_cast<char>(follows | leaf << 1 | gradient << 2 | inference << 3 | plain << 4 | hooked << 5));
-      if (gradient) now.objects.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(autograd->grad_)));
+      if (gradient) objects.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(autograd->grad_)));
     }
   }
 
@@ -457,9 +556,15 @@ class Held {
 
   inline static Casts& casts_ = *new Casts; // outlives the interpreter, as tensors may not
   std::vector<Node> nodes_;
-  std::vector<Mapping> mappings_;
+  std::vector<char> tensors_again_, met_again_; // by number: one that is met again
   bool busy_ = false;
-  size_t containers_ = 0; // that the last reading met
+  // of the last reading, if `traced_`
+  bool traced_ = false, traces_ = false;
+  PyObject* first_ = nullptr; // what the root has
+  std::vector<Word> words_;
+  std::vector<PyObject*> tensors_, met_;
+  std::vector<Mark> marks_;
+  std::vector<size_t> loose_; // marks of containers that no words tell of
   std::vector<Memory> ranges_; // of the call that is read
   // of the last one
   std::vector<char> told_facts_;
