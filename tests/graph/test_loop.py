@@ -241,6 +241,17 @@ def test_steps_of_one_iteration_prove_nothing() -> None:
     assert found.record.replays
 
 
+def test_each_size_is_compared() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state * 2
+
+    for size in (3, 5, 7):
+        for _ in range(2):
+            found = pygraph.loop(step, torch.ones(size), steps=3)
+            assert found.state.tolist() == [8.0] * size
+    assert (found.record.captures, found.record.uncaptured) == (3, 6), found.record
+
+
 def test_a_replay_is_interrupted() -> None:
     def step(state: torch.Tensor) -> torch.Tensor:
         return state + 1
