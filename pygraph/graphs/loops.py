@@ -112,7 +112,8 @@ def _named(value: Any, met: tuple[Any, ...] = ()) -> Hashable:
         return _Same(value.__self__), _named(value.__func__, met)
     if kind is not types.FunctionType or any(value is each for each in met):
         return _Same(value)
-    cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+    empty = types.CellType()
+    cells = tuple(cell if cell == empty else cell.cell_contents for cell in value.__closure__ or ())
     return value.__code__, _Same(value.__globals__), _named((*cells, *(value.__defaults__ or ())), (*met, value))
 
 

@@ -301,6 +301,28 @@ def test_loops_are_told_apart_by_what_they_refer_to() -> None:
     assert found.record.replays == 1
 
 
+def test_a_step_may_refer_to_what_is_not_there_yet() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state * 2 if state.dim() else later
+
+    assert pygraph.loop(step, torch.ones(1), steps=3).state.item() == 8
+    later = torch.zeros(1)
+    assert pygraph.loop(step, torch.ones(1), steps=3).state.item() == 8
+
+
+def test_loops_run_in_inference_mode() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(state @ WEIGHT)
+
+    with torch.inference_mode():
+        for steps in (3, 4, 5):
+            state = torch.randn(2, 4)
+            expected = plain(step, state, steps)
+            found = pygraph.loop(step, state, steps=steps, held=WEIGHT)
+            assert_loop(found, expected)
+    assert found.record.replays == 1, found.record
+
+
 def test_threads_run_one_loop_with_different_caches() -> None:
     def step(state: torch.Tensor) -> torch.Tensor:
         return state + 1
