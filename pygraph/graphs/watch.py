@@ -13,6 +13,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pygraph import compat
 from pygraph.errors import CaptureError
@@ -226,12 +227,15 @@ class Watch(compat.TorchDispatchMode):
         self._function, self._device = function, device
         self._known: dict[int, tuple[int, int]] = {}
         """By storage, of the memory of arguments and of what operators made: its number, and its first byte."""
+        self._kept = list[StorageWeakRef]()
+        """While they are there, a storage that is gone leaves its place to none that kernels' code makes unseen."""
         self._made = 0
         self._named: dict[int, str] | None = None
         for tensor in shown:
             begin = int(tensor.storage_offset()) * tensor.element_size()
             number, first = self._known.get(_storage(tensor), (self._number(), begin))
             self._known[_storage(tensor)] = number, min(first, begin)
+            self._kept.append(StorageWeakRef(tensor.untyped_storage()))
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -296,6 +300,7 @@ class Watch(compat.TorchDispatchMode):
         for tensor in leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and _storage(tensor) not in old:
                 self._known[_storage(tensor)] = self._number(), 0
+                self._kept.append(StorageWeakRef(tensor.untyped_storage()))
                 old.add(_storage(tensor))
 
     def is_known(self, tensor: torch.Tensor) -> bool:

@@ -98,7 +98,8 @@ def test_a_branch_runs_one_of_its_bodies(driver: Driver, bodies: int) -> None:
         control.clone()
         return []
 
-    then, other = (captured(driver, fn, given(3), 2).program for fn in (iteration, halved))
+    both_captured = [captured(driver, fn, given(3), 2, "dependences") for fn in (iteration, halved)]
+    then, other = (each.program for each in both_captured)  # nodes are copied from graphs that they own
     (launch,) = then.recording.launches
     both = (*launch.bodies, *other.recording.launches[0].bodies)
     branch = replace(launch, kind=LaunchKind.IF, bodies=both[:bodies])
@@ -124,7 +125,8 @@ def test_a_loop_within_a_loop(driver: Driver) -> None:
         counts = (torch.tensor([0, outer, 0], device="cuda") for outer in (4, 3))
         return [torch.zeros(1, device="cuda"), *counts]
 
-    made = driver.instantiate(looped(captured(driver, step, args_of(), 2).program, 1))
+    inside = captured(driver, step, args_of(), 2)
+    made = driver.instantiate(looped(inside.program, 1))
     x, outer, inner = args_of()
     made.replay([x, outer, inner])
     assert (x.item(), outer.tolist(), inner.tolist()) == (3, [4, 4, 0], [3, 3, 0])  # nobody sets the inner count back
@@ -156,7 +158,7 @@ def test_random_numbers_are_those_of_the_host(driver: Driver) -> None:
 
 
 def test_a_loop_within_a_loop_that_draws_needs_the_host(driver: Driver) -> None:
-    inner = captured(driver, drawing, drawn(3), 1).program
+    inner = captured(driver, drawing, drawn(3), 1)
     with pytest.raises(CaptureError, match="draws random numbers") as caught:
-        driver.instantiate(looped(inner, 1))
+        driver.instantiate(looped(inner.program, 1))
     assert caught.value.reason == "host-loop"
