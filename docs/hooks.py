@@ -8,7 +8,10 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-_ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+_ROOT_PAGES = {
+    "README.md": "index.md",
+    **{name: name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "tests/README.md")},
+}
 
 
 def on_files(files: Files, *, config: Any) -> Files:

@@ -81,7 +81,7 @@ def main(pythons: Sequence[str], dist: Path) -> None:
             with tempfile.TemporaryDirectory() as folder:  # several GB
                 run(command, "-m", "venv", folder)
                 python = Path(folder, "bin", "python")
-                run(python, "-m", "pip", "install", f"torch=={release}", wheel)
+                run(python, "-I", "-m", "pip", "install", f"torch=={release}", wheel)
                 click.echo(f"{wheel.name}: replays with torch {replayed(python)}")
 
 
