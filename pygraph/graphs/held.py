@@ -145,10 +145,8 @@ def _entries_same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 
 def step_of(path: str, key: object, owner: Mapping[Any, Any]) -> str:
     """The path of an entry of a dictionary: those that modules keep their members in are left out."""
-    if key in ("_parameters", "_buffers", "_modules") and "training" in owner:
-        return path
     if isinstance(key, str) and key.isidentifier():
-        return f"{path}.{key}"
+        return path if key in ("_parameters", "_buffers", "_modules") and "training" in owner else f"{path}.{key}"
     return f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[…]"
 
 
