@@ -10,6 +10,9 @@ The iteration is captured as ``pygraph.graph`` captures it; the program of its l
 
 from __future__ import annotations
 
+import copy
+import enum
+import operator
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -22,9 +25,11 @@ from torch.utils import _pytree as pytree
 
 from pygraph.graphs.callable import Graph, GraphRecord, How
 from pygraph.graphs.entry import Call, Entry, Look
-from pygraph.graphs.held import PLAIN, bits_of
+from pygraph.graphs.held import PLAIN, Walk, bits_of, named_storages
 from pygraph.program.default import LaunchPasses
 from pygraph.program.loops import Looped as LoopPasses
+from pygraph.runtime import live
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import reason_of
 from pygraph.runtime.variants import State
 
@@ -84,9 +89,13 @@ def loop(
         compare: as that of ``pygraph.graph``
         options: those of the backend
     """
-    if collect is not None and isinstance(steps, torch.Tensor):
+    if not isinstance(steps, torch.Tensor):
+        steps = operator.index(steps)
+    elif steps.is_floating_point() or steps.is_complex():
+        raise ValueError(f"steps is a tensor of {steps.dtype}: pass an integer one")
+    elif collect is not None:
         raise ValueError("what is collected needs an integer for steps: memory for it is made before the loop")
-    identity = _named((step, until, collect, key, compare, tuple(sorted((options or {}).items()))))
+    identity = _named((step, until, collect, key, compare, tuple(sorted((options or {}).items())), live.owner()))
     found = _loops.get(identity)
     if found is None:
         found = _loops[identity] = Loop(step, until, collect, key=key, compare=compare, options=options)
@@ -114,7 +123,8 @@ def _named(value: Any, met: tuple[Any, ...] = ()) -> Hashable:
         return _Same(value)
     empty = types.CellType()
     cells = tuple(cell if cell == empty else cell.cell_contents for cell in value.__closure__ or ())
-    return value.__code__, _Same(value.__globals__), _named((*cells, *(value.__defaults__ or ())), (*met, value))
+    defaults = *(value.__defaults__ or ()), *(item for pair in (value.__kwdefaults__ or {}).items() for item in pair)
+    return value.__code__, _Same(value.__globals__), _named((*cells, *defaults), (*met, value))
 
 
 class _Same:
@@ -143,14 +153,17 @@ class Loop(Graph[..., None]):
         compare: Callable[[str, torch.Tensor], bool] | None,
         options: Mapping[str, Any] | None,
     ) -> None:
-        iteration = _iteration(step, until, collect)
+        after = _ends(until, collect)
+        iteration = _iteration(step, after)
         iteration.__qualname__ = getattr(step, "__qualname__", type(step).__name__)
         how: How = {"key": None if key is None else _key_of_state(key), "compare": compare, "options": options}
         super().__init__(iteration, how)
-        self._until, self._collect = until, collect
+        self._until, self._collect, self._step, self._after = until, collect, step, after
         self._each = Graph(iteration, how)
         """An iteration at a time: where the host loops for good."""
         self._on_host = False
+        self._odd: str | None = None
+        """Why copies into one state would not do what the host's last loop did."""
         self._turn = RLock()
         """Of the thread that runs it: what is held is that of its call."""
         self._answering = self._loop_on_host
@@ -161,29 +174,63 @@ class Loop(Graph[..., None]):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if not tensors:
             raise ValueError("the state of a loop has no tensor")
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                if leaf.layout is not torch.strided:
+                    raise ValueError(f"a tensor of {leaf.layout} in the state of a loop: make it a strided one")
+            elif type(leaf) not in PLAIN and not isinstance(leaf, enum.Enum):
+                raise ValueError(f"a {type(leaf).__name__} in the state of a loop: make it a pytree, or a tensor")
         device = tensors[0].device
-        state = pytree.tree_unflatten([_copied(leaf) for leaf in leaves], structure)
+        shared = len({_storage(leaf) for leaf in tensors}) < len(tensors)
+        begin = copy.deepcopy(pytree.tree_map(_detached, state)) if shared else None
+        leaves = [_copied(leaf) for leaf in leaves]
+        state = pytree.tree_unflatten(leaves, structure)
         control = torch.zeros(3, dtype=torch.int64, device=device)  # count, limit, stop
         control[1:2] = steps.reshape(1) if isinstance(steps, torch.Tensor) else steps
-        rows = None
+        rows, reads = None, None if self.record.replays else _Reads((leaves, held), device)
         _look(self._until, state, control)
         if self._collect is not None:
             rows = pytree.tree_map(lambda value: _rows(value, steps), self._collect(state))
+        if reads is not None and reads.changed():
+            raise ValueError(
+                "until and collect may only read: one writes to what it is given, or held, or draws numbers"
+            )
         with self._turn:
+            outer = self._root
             self._root = self._each._root = (held,)
             try:
-                self(control, state, rows)
+                if shared:
+                    refusal = Refusal("host-loop", "values of the first state share memory: clone them")
+                    self._refused(refusal, (control, state, rows), {"begin": begin})
+                else:
+                    self(control, state, rows)
             finally:
-                self._root = self._each._root = ((),)
+                self._root = self._each._root = outer
         if rows is not None:
             rows = pytree.tree_map(lambda buffer: buffer[: max(int(steps), 0)], rows)
-        return Looped(state, control[0], rows, self.record)
+        return Looped(pytree.tree_unflatten(leaves, structure), control[0], rows, self.record)
 
-    def _loop_on_host(self, control: torch.Tensor, *args: Any) -> None:
-        iteration: Callable[..., None] = self._each if self._on_host else self.function
+    def _loop_on_host(self, control: torch.Tensor, state: Any, rows: Any, begin: Any = None) -> None:
+        """The loop as in Python, in which a step gets what the last one returned, and no copy of that. Where copies
+        do, and an iteration is captured by itself, all but the first one are replays. ``begin``: a copy of ``state``
+        with memory that is shared."""
+        old, self._odd = pytree.tree_flatten(state), None
+        now = pytree.tree_map(_copied, state) if begin is None else begin
         count, limit = control[:2].tolist()
+        first = count
         while count < limit and not control[2]:
-            iteration(control, *args)
+            now = self._step(now)
+            _pairs(old, now)
+            if count == first:
+                self._odd = _odd(old[0], now, self._root, self._step)
+            self._after(control, now, rows)
+            control[0].add_(1)
+            count += 1
+            if self._on_host and self._odd is None:
+                break
+        _carry(old, now)
+        while self._on_host and self._odd is None and count < limit and not control[2]:
+            self._each(control, state, rows)
             control[0].add_(1)
             count += 1
 
@@ -196,26 +243,43 @@ class Loop(Graph[..., None]):
         _, limit, stop = call.args[0].tolist()
         if limit < _COMPARED or stop:
             return self._run(call.args, call.kwargs)
+        self._odd = None
         result = super()._look_up(entry, call, look, containers, new=new)
         record = entry.region.record
+        if self._odd is None and any(left.places for left in entry.left):
+            self._odd = "an iteration changes attributes, or containers, that are held"
+        if self._odd is not None and record.state is not State.UNCAPTURED:
+            found = Refusal("host-loop", self._odd)
+            entry.region.refuse(found)
+            self._note(found)
         refusal = next(reversed(record.refusals.values()), None)
         self._on_host = record.state is State.UNCAPTURED and not (refusal and reason_of(refusal.reason).may_pass)
         return result
 
 
-def _iteration(
-    step: Callable[[Any], Any],
-    until: Callable[[Any], torch.Tensor] | None,
-    collect: Callable[[Any], Any] | None,
-) -> Callable[..., None]:
-    """What the device runs again and again."""
+def _ends(
+    until: Callable[[Any], torch.Tensor] | None, collect: Callable[[Any], Any] | None
+) -> Callable[[torch.Tensor, Any, Any], None]:
+    """What follows a step in each iteration."""
 
-    def iteration(control: torch.Tensor, state: Any, rows: Any) -> None:
-        _carry(state, step(state))
+    def after(control: torch.Tensor, state: Any, rows: Any) -> None:
         if collect is not None:
             for buffer, value in zip(pytree.tree_leaves(rows), pytree.tree_leaves(collect(state)), strict=True):
                 buffer.index_copy_(0, control[:1], value.unsqueeze(0))
         _look(until, state, control)
+
+    return after
+
+
+def _iteration(
+    step: Callable[[Any], Any], after: Callable[[torch.Tensor, Any, Any], None]
+) -> Callable[[torch.Tensor, Any, Any], None]:
+    """What the device runs again and again."""
+
+    def iteration(control: torch.Tensor, state: Any, rows: Any) -> None:
+        old = pytree.tree_flatten(state)
+        _carry(old, step(pytree.tree_unflatten(*old)))  # a step may write to containers
+        after(control, state, rows)
 
     return iteration
 
@@ -230,23 +294,82 @@ def _look(until: Callable[[Any], torch.Tensor] | None, state: Any, control: torc
     control[2:].copy_(ends.reshape(1) if ends.dtype is torch.bool else ends.reshape(1) != 0)
 
 
-def _carry(state: Any, new: Any) -> None:
-    """Copy ``new`` into the memory of ``state``. What is in that memory at another place is set aside first."""
-    (old, before), (leaves, after) = pytree.tree_flatten(state), pytree.tree_flatten(new)
+_Flat = tuple[list[Any], Any]
+"""Leaves of a state, and its structure."""
+
+
+def _carry(old: _Flat, new: Any) -> None:
+    """Copy ``new`` into the memory of the state ``old``. What is in that memory at another place is set aside first."""
+    carried = {_storage(leaf) for leaf in old[0] if isinstance(leaf, torch.Tensor)}
+    pairs = [(here, there) for here, there in _pairs(old, new) if there is not here]
+    pairs = [(here, there.clone() if _storage(there) in carried else there) for here, there in pairs]
+    for here, there in pairs:
+        here.copy_(there)
+
+
+def _pairs(old: _Flat, new: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The tensors of ``old``, each with that of ``new``. Raises ValueError where that is no state like ``old``."""
+    (leaves, before), (made, after) = old, pytree.tree_flatten(new)
     if before != after:
         raise ValueError(f"the step makes a state of another structure: {after}, from {before}")
-    carried = {_storage(leaf) for leaf in old if isinstance(leaf, torch.Tensor)}
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for here, there in zip(old, leaves, strict=True):
+    for here, there in zip(leaves, made, strict=True):
         if not isinstance(here, torch.Tensor):
             if isinstance(there, torch.Tensor) or type(there) is not type(here) or bits_of(there) != bits_of(here):
                 raise ValueError(f"the step changes a plain value of the state, {here!r}: make it a tensor")
         elif not isinstance(there, torch.Tensor) or (here.size(), here.dtype) != (there.size(), there.dtype):
             raise ValueError(f"the step makes {_described(there)} of {_described(here)}")
-        elif there is not here:
-            pairs.append((here, there.clone() if _storage(there) in carried else there))
-    for here, there in pairs:
-        here.copy_(there)
+        else:
+            pairs.append((here, there))
+    return pairs
+
+
+def _odd(old: list[Any], new: Any, held: tuple[object], step: Callable[[Any], Any]) -> str | None:
+    """Why a state that is copied into the memory of ``old`` would not do what ``new`` does in the next step."""
+    tensors = [leaf for leaf in old if isinstance(leaf, torch.Tensor)]
+    made = [leaf for leaf in pytree.tree_leaves(new) if isinstance(leaf, torch.Tensor)]
+    storages = {_storage(leaf) for leaf in made}
+    if len(storages) < len(made):
+        return "values of a state that a step returns share memory"
+    named = {_storage(each) for each in Walk(held).tensors if each.layout is torch.strided} | set(named_storages(step))
+    if not storages.isdisjoint(named):
+        return "a step returns memory that is held, or that it refers to: return a copy"
+    for here, there in zip(tensors, made, strict=True):
+        if _strides(here) != _strides(there):
+            return f"the step makes strides {there.stride()} of {here.stride()}: begin with the former"
+    return None
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Those that matter."""
+    pairs = zip(tensor.size(), tensor.stride(), strict=True)
+    return tuple(stride if size > 1 else 0 for size, stride in pairs) if tensor.numel() else ()
+
+
+class _Reads:
+    """Tensors of ``things``, and the generators of torch, as they are now."""
+
+    def __init__(self, things: Any, device: torch.device) -> None:
+        self._device, self._tensors = device, Walk((things,)).tensors
+        self._before = self._now()
+
+    def changed(self) -> bool:
+        """Whether somebody has written to them, or drawn numbers, since."""
+        (versions, states), (before, earlier) = self._now(), self._before
+        return versions != before or not all(map(torch.equal, states, earlier))
+
+    def _now(self) -> tuple[list[Any], list[torch.Tensor]]:
+        states = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        return [_version(tensor) for tensor in self._tensors], states
+
+
+def _version(tensor: torch.Tensor) -> Any:
+    """A number that writes change; the bits of a tensor that has none."""
+    if not tensor.is_inference():
+        return tensor._version
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -261,6 +384,10 @@ def _described(value: Any) -> str:
 
 def _copied(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
 
 
 def _rows(value: torch.Tensor, steps: Any) -> torch.Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -27,7 +29,7 @@ def plain(
 ) -> tuple[Any, int, list[Any]]:
     """The loop in Python."""
     count, rows = 0, []
-    state = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, state)
+    state = copy.deepcopy(state)
     with torch.no_grad():
         while count < steps and not (until is not None and until(state)):
             state, count = step(state), count + 1
@@ -68,7 +70,8 @@ STEPS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
     "two values": (lambda s: (torch.tanh(s[0] @ WEIGHT), s[0] + s[1]), pair),
     "values that change places": (lambda s: (s[1], s[0]), pair),
     "values that move on": (lambda s: (s[1], s[1] * s[0]), pair),
-    "a view of what is carried": (lambda s: (s[0].t(), s[1]), pair),
+    "a view of what is carried": (lambda s: (s[0][:], s[1].view(4, 4)), pair),
+    "a container that the step writes to": (lambda s: s.update(x=s["x"] * 2) or s, lambda: {"x": torch.randn(3)}),
     "a part of what is carried": (lambda s: (s[1].flip(0)[:], s[0][:2].repeat(2, 1)), pair),
     "written in place": (lambda s: (s[0].mul_(0.5), s[1].add_(s[0])), pair),
     "written in place and handed on": (lambda s: (s[1], s[0].mul_(0.5)), pair),
@@ -77,7 +80,7 @@ STEPS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
         lambda: {"x": torch.randn(3), "scale": 1.5, "n": torch.tensor(0)},
     ),
     "a tensor": (lambda s: torch.sin(s @ WEIGHT), lambda: torch.randn(4, 4)),
-    "strides": (lambda s: torch.sin(s).contiguous(), lambda: torch.randn(4, 3).t()),
+    "strides": (lambda s: torch.sin(s), lambda: torch.randn(4, 3).t()),
     "nothing changes": (lambda s: s, lambda: torch.randn(3)),
     "NaN": (lambda s: (s - 1).sqrt() + s, lambda: torch.randn(4)),
     "integers": (lambda s: s * 3 + 1, lambda: torch.randint(0, 99, (5,))),
@@ -95,6 +98,154 @@ def test_a_loop_does_what_a_loop_in_python_does(name: str) -> None:
         assert_loop(found, expected)
         assert_loop(Looped(state, found.count, None, found.record), (before, found.count.item(), []))
     assert (found.record.captures, found.record.replays) == (1, 4), found.record
+
+
+def in_place_twice(s: Any) -> Any:
+    s[0].mul_(2)
+    new = s[1] + 1
+    return new, new
+
+
+def parts_of_one(s: Any) -> Any:
+    s[0].add_(1)
+    new = torch.cat((s[0] + 1, s[1] * 2))
+    return new[:4], new[2:6]
+
+
+def summed(s: Any) -> Any:
+    return s.contiguous() * 0.99 + s.sum() * 1e-3
+
+
+ODD: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], str]] = {
+    "one tensor twice": (in_place_twice, pair, "share memory"),
+    "parts of one tensor": (parts_of_one, pair, "share memory"),
+    "transposed": (lambda s: (s[0].t(), s[1]), pair, "makes strides"),
+    "made contiguous": (summed, lambda: torch.randn(67, 33).t(), "makes strides"),
+    "expanded": (lambda s: s.mean(1, keepdim=True).expand(3, 4), lambda: torch.randn(3, 4), "makes strides"),
+    "a first state that shares memory": (
+        lambda s: (s[0].add_(1), s[1] * 2),
+        lambda: (lambda x: (x[:4], x[2:]))(torch.randn(6)),
+        "values of the first state share memory",
+    ),
+    "one tensor in the first state": (
+        lambda s: (s[0].add_(1), s[1] * 2),
+        lambda: (lambda x: (x, x))(torch.randn(6)),
+        "values of the first state share memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_copies_that_would_do_something_else_are_left_to_the_host(name: str) -> None:
+    step, make, said = ODD[name]
+    for steps in (4, 5, 3, 6):
+        state = make()
+        expected = plain(step, state, steps)
+        found = pygraph.loop(step, state, steps=steps)
+        assert_loop(found, expected)
+        assert said in (found.record.reason or ""), found.record
+    assert found.record.replays == 0
+
+
+def test_a_step_may_return_memory_that_is_held() -> None:
+    ours, theirs = torch.zeros(3), torch.zeros(3)
+
+    def stepper(cache: torch.Tensor) -> Callable[[Any], Any]:
+        def step(state: torch.Tensor) -> torch.Tensor:
+            cache.mul_(2)
+            return cache.copy_(state + 1)
+
+        return step
+
+    for steps in (3, 4, 5, 3):
+        state = torch.randn(3)
+        expected = plain(stepper(theirs), state, steps)
+        found = pygraph.loop(stepper(ours), state, steps=steps, held=ours)
+        assert_loop(found, expected)
+        assert_same(ours, theirs)
+        assert "memory that is held" in (found.record.reason or "")
+
+
+def test_what_python_changes_in_each_iteration_is_left_to_the_host() -> None:
+    class First:
+        def __init__(self) -> None:
+            self.first = True
+
+    flag = First()
+
+    def step(state: torch.Tensor) -> torch.Tensor:
+        if flag.first:
+            flag.first = False
+            return state.clamp(max=5.0) + 1
+        return state + 1
+
+    for start, steps in ((0.0, 4), (0.0, 4), (0.0, 4), (0.0, 12), (7.0, 4)):
+        flag.first = True
+        expected = plain(step, torch.full((2,), start), steps)
+        flag.first = True
+        found = pygraph.loop(step, torch.full((2,), start), steps=steps, held=flag)
+        assert_loop(found, expected)
+        assert not flag.first
+    assert "changes attributes" in str(found.record.refusals), found.record
+
+
+def test_what_a_step_keeps_is_left_as_it_was() -> None:
+    ours: list[torch.Tensor] = []
+    theirs: list[torch.Tensor] = []
+
+    def stepper(kept: list[torch.Tensor]) -> Callable[[Any], Any]:
+        def step(state: torch.Tensor) -> torch.Tensor:
+            kept.append(state)
+            return state + len(kept)
+
+        return step
+
+    for steps in (3, 4, 3):
+        expected = plain(stepper(theirs), torch.zeros(2), steps)
+        assert_loop(pygraph.loop(stepper(ours), torch.zeros(2), steps=steps, held=ours), expected)
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("writes", ["state", "held", "generator", "collect"])
+def test_until_and_collect_only_read(writes: str) -> None:
+    held = torch.zeros(2)
+
+    def reads(state: torch.Tensor) -> torch.Tensor:
+        if writes == "generator":
+            return torch.rand(1) > 2
+        return (held if writes == "held" else state).add_(1).sum() > 1e6
+
+    keywords: Any = {"collect" if writes == "collect" else "until": reads}
+    with pytest.raises(ValueError, match="may only read"):
+        pygraph.loop(lambda s: s + 1, torch.zeros(2), steps=3, held=held, **keywords)
+
+
+def test_steps_are_integers() -> None:
+    for steps in (np.int64(3), True, np.int32(4), 5):
+        found = pygraph.loop(lambda s: s + 1, torch.zeros(1), steps=steps, collect=lambda s: s)
+        assert found.count.item() == len(found.collected) == steps
+    with pytest.raises(TypeError):
+        pygraph.loop(lambda s: s + 1, torch.zeros(1), steps=2.5)
+    with pytest.raises(ValueError, match="pass an integer one"):
+        pygraph.loop(lambda s: s + 1, torch.zeros(1), steps=torch.tensor(2.5))
+
+
+def test_states_are_of_tensors_and_plain_values() -> None:
+    with pytest.raises(ValueError, match="a object in the state"):
+        pygraph.loop(lambda s: s, (torch.zeros(2), object()), steps=3)
+    with pytest.raises(ValueError, match="sparse_coo in the state"):
+        pygraph.loop(lambda s: s, (torch.zeros(2), torch.eye(2).to_sparse()), steps=3)
+
+
+def test_a_loop_of_a_session_is_not_that_of_another() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state * 2
+
+    for _ in range(2):
+        with pygraph.Session():
+            for _ in range(3):
+                found = pygraph.loop(step, torch.ones(2), steps=3)
+            assert found.record.replays == 1, found.record
 
 
 def test_the_device_decides_when_it_is_over() -> None:
@@ -321,6 +472,13 @@ def test_loops_run_in_inference_mode() -> None:
             found = pygraph.loop(step, state, steps=steps, held=WEIGHT)
             assert_loop(found, expected)
     assert found.record.replays == 1, found.record
+
+
+def test_loops_are_told_apart_by_defaults_of_keywords() -> None:
+    for factor in (2.0, 2.0, 2.0, 3.0, 3.0, 3.0):
+        found = pygraph.loop(lambda s, *, f=factor: s * f, torch.ones(1), steps=3)
+        assert found.state.item() == factor**3
+    assert found.record.replays == 1
 
 
 def test_threads_run_one_loop_with_different_caches() -> None:
