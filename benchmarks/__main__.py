@@ -30,12 +30,12 @@ from pygraph.logs import working
 
 ROOT = Path(__file__).resolve().parent.parent
 _BINDING = {"machine": ("gpu", "device", "cpu", "cores", "torch", "cuda", "driver"), "settings": ("tiny", "blocks")}
-"""What results have in common that are put together."""
+"""Fields that are equal in results that are combined."""
 BEST = "the best in parts"
 _IN_PARTS = (*BASELINES, GRAPHED)
 """Sides that compile or capture parts of a training step, without PyGraph."""
 _WHOLE = (*_IN_PARTS, BEST, OURS, GRAPH, WHOLE_STEP, STEP_IN_ORDER)
-"""What ``pygraph.train_step`` is compared with."""
+"""Columns of sides compared with ``pygraph.train_step``."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -363,7 +363,7 @@ SIZED: dict[str, Callable[[Wrapping], Sized]] = {
     "decode": _decoder,
     "gcn, edges": _of_edges,
 }
-"""What to forecast the memory of."""
+"""Callables whose memory is forecast."""
 
 EIGHT: dict[str, Callable[[Wrapping], Calls]] = {
     "decode": decode,

@@ -1,4 +1,4 @@
-"""What PyGraph adds to Inductor's compile time, of BERT-base or of a whole training step.
+"""Compile time that PyGraph adds to Inductor's, of BERT-base or of a whole training step.
 
     python benchmarks/compile_time.py [--layers 12] [--train]
     python benchmarks/compile_time.py --step WORKLOAD [--device cuda] [--runs 3]

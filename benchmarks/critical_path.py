@@ -1,4 +1,4 @@
-"""What launches side by side can gain at most: the longest path of dependences of a workload, in µs.
+"""Upper bound on the gain of parallel launches: the longest path of dependences of a workload, in µs.
 
     python benchmarks/critical_path.py googlenet-1 [--out FILE]
 

@@ -1,4 +1,4 @@
-"""What the GPU does in one step of a workload, by kind of kernel, for several sides.
+"""GPU time of one step of a workload by kind of kernel, for several sides.
 
     python benchmarks/gpu_time.py gpt2-small-adamw-4 --sides reduce-overhead,step --out FILE
 
@@ -41,7 +41,7 @@ KINDS = {
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel belongs to, by its name."""
+    """Kind of a kernel, by parts of its name."""
     lower = kernel.lower()
     return next((kind for part, kind in KINDS.items() if part in lower), "other")
 

@@ -39,7 +39,7 @@ class Choices:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str) -> Any | None:
-        """What was decided, or None."""
+        """The stored decision, or None."""
         return self._read().get(key)
 
     def put(self, key: str, value: Any) -> Any:

@@ -68,7 +68,7 @@ def built(workload: Workload, side: str, device: str, *, tiny: bool) -> tuple[St
 
 
 def run_workload(spec: Spec, serving: Serving) -> Callable[[], None]:
-    """What calls the step as often as the coordinator wants, with everything imported that it needs."""
+    """Import what a workload needs; return a function that runs the steps that the coordinator asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--suite")
     parser.add_argument("--tiny", action="store_true")

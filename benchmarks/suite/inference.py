@@ -1,4 +1,4 @@
-"""What the workloads of whole models in inference share: how a model is made, placed and called.
+"""Shared parts of inference workloads of whole models: how a model is made, placed and called.
 
 Which models, of which sizes, is in the modules of their domains.
 """

@@ -1,4 +1,4 @@
-"""What stands in a CUDA Graph's way on the CPU: scalars, positions and masks built there, results that go there.
+"""Workloads with obstacles to a CUDA Graph: scalars, positions and masks built on the CPU, results that go there.
 
 All of these are common in users' programs, and none is needed by the computation itself.
 """

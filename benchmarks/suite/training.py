@@ -31,7 +31,7 @@ Optimizing: TypeAlias = Callable[[Iterable[nn.Parameter], str], torch.optim.Opti
 """Makes the optimizer of parameters that lie on a device."""
 
 SEED = 1
-"""What random numbers are drawn from once the steps begin."""
+"""Seed of random numbers that are drawn once the steps begin."""
 
 
 def plain_sgd(parameters: Iterable[nn.Parameter], device: str) -> torch.optim.Optimizer:
@@ -278,7 +278,7 @@ def accumulating(
 
 
 class Critic(nn.Module):
-    """What an action is worth in a state."""
+    """Q function: value of (state, action)."""
 
     def __init__(self, states: int, actions: int, hidden: int) -> None:
         super().__init__()

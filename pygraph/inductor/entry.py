@@ -149,7 +149,7 @@ def _kind(statement: ast.stmt) -> _Kind:
 
 
 def _is_result(item: ast.expr) -> bool:
-    """Whether a returned value is computed by nothing: a name, a constant, or a view."""
+    """True if a returned expression computes nothing: a name, a constant, or a view."""
     match item:
         case ast.Name() | ast.Constant() | ast.Call(ast.Name("reinterpret_tensor")):
             return True
@@ -166,7 +166,7 @@ def _names(statement: ast.stmt, use: type[ast.expr_context]) -> list[str]:
 
 
 def _change_no_argument(statements: Sequence[tuple[_Kind, ast.stmt]], kernels: Mapping[str, Sequence[bool]]) -> bool:
-    """Whether ``statements`` are known to write nothing but what they have allocated. ``kernels`` are those of
+    """True if ``statements`` are known to write nothing but what they have allocated. ``kernels`` are those of
     ``_written_operands``."""
     buffers: set[str] = set()
     for kind, statement in statements:

@@ -170,11 +170,11 @@ class PartitionHooks:
                 )
 
     def is_inside(self, run: Sequence[Any]) -> bool:
-        """Whether a partition that ``cut`` made is a region."""
+        """True if a partition that ``cut`` made is a region."""
         return self._times[run[0].get_name()][2] is not None
 
     def record(self, partitions: Sequence[Sequence[Any]], inside: Sequence[bool]) -> ProgramRecord:
-        """What each partition holds."""
+        """Steps of each partition, and where they differ from the decision."""
         steps = tuple(tuple(map(self._step, run)) for run in partitions)
         if not self._times:
             differences = (SEVERAL_STREAMS,) if self.decision.exact and steps else ()
@@ -185,7 +185,7 @@ class PartitionHooks:
     # -- regions that are exact ------------------------------------------------------------------------------------
 
     def may_fuse(self, one: Any, other: Any) -> bool:
-        """Whether two scheduled nodes may become one: where regions are exact, not across their bounds."""
+        """True if two scheduled nodes may be fused: where regions are exact, not across their bounds."""
         if not self.decision.exact or None in (self._turn(one), self._turn(other)):
             return True
         return (self._turn(one), self._unit(one)) == (self._turn(other), self._unit(other))
@@ -202,7 +202,7 @@ class PartitionHooks:
                     box.realize()
 
     def _may_match(self, nodes: Iterable[Any]) -> bool:
-        """Whether a pattern may replace FX nodes by others: where regions are exact, not across their bounds."""
+        """True if a pattern may replace FX nodes by others: where regions are exact, not across their bounds."""
         if not self.decision.exact:
             return True
         return len({placed.turn for node in nodes for _, placed in self._homes(node) if placed.launches}) < 2
@@ -331,12 +331,12 @@ class PartitionHooks:
         return self._judged[origin.graph].get(origin.name, Verdict(UNKNOWN))
 
     def _is_free(self, origin: Any) -> bool:
-        """Whether an FX node is decided to run wherever what reads it does."""
+        """True if the decision gives an FX node no place of its own."""
         homes = self._homes(origin)
         return bool(homes) and all(placed.is_free for _, placed in homes)
 
     def _judge(self, fx_graph: Any) -> Mapping[str, Verdict]:
-        """What is to be done with each node of an FX graph, by name."""
+        """Verdict of legality on each node of an FX graph, by name."""
         gm = fx_graph.owning_module or torch.fx.GraphModule(torch.nn.Module(), fx_graph)
         graph = lift(gm, kind="inference")
         self.legality.run(graph, PassContext(self.decision.device))
@@ -523,7 +523,7 @@ def _share(scheduler: Any, partitions: Sequence[Sequence[Any]], signatures: Sequ
 
 
 def _reads(scheduler: Any, snode: Any, name: str) -> bool:
-    """Whether a scheduled node does anything with a buffer."""
+    """True if a scheduled node reads a buffer; a no-op does not."""
     known = (scheduler.mutation_real_name.get(dep.name, dep.name) for dep in snode.read_writes.reads)
     return not isinstance(snode, compat.NopKernelSchedulerNode) and name in known
 
@@ -614,7 +614,7 @@ def _behind_views(snodes: Sequence[Any]) -> list[list[int]]:
 
 
 def _memory_allows(before: list[Any], after: list[Any]) -> bool:
-    """Whether Inductor's estimate of peak memory stays within its own budget for reordering. No, where it has none."""
+    """True if Inductor's estimate of peak memory after reordering is within ``MEMORY_BUDGET``. False without one."""
     if compat.absent(compat.prepare_planning_info) or compat.absent(compat.estimate_peak_memory):
         return False
     graph = compat.inductor_virtualized.graph
@@ -658,7 +658,7 @@ def _origins(part: Any) -> list[Any]:
 
 
 def _names(snode: Any) -> str:
-    """What a scheduled node computes, in words."""
+    """Names of a scheduled node's FX nodes, else buffers."""
     names = {origin.name: None for part in _scheduled_parts(snode) for origin in _origins(part)}
     return ", ".join(names) or ", ".join(snode.get_buffer_names())
 
@@ -674,7 +674,7 @@ def _waits_for(snode: Any) -> Any:
 
 
 def _kernel(node: Any) -> Any:
-    """What computes ``node``, which may take one of several results."""
+    """The operation that computes ``node``, past any ``MultiOutput``."""
     while isinstance(node, compat.MultiOutput):
         node = node.inputs[0]
     return node
@@ -706,7 +706,7 @@ def _lowered() -> _Lowered:
 
 
 def _is_external(origin: Any) -> bool:
-    """Whether an FX node is computed by an external kernel."""
+    """True if an external kernel computes an FX node."""
     return origin in _lowered().external
 
 
@@ -722,7 +722,7 @@ def _computed(kernel: Any) -> Iterator[Any]:
 
 
 def _is_elsewhere(origin: Any, device: Any) -> bool:
-    """Whether the result of an FX node lies on another kind of device than ``device``."""
+    """True if the result of an FX node lies on another kind of device than ``device``."""
     value = origin.meta.get("val")
     return isinstance(value, torch.Tensor) and device is not None and value.device.type != device.type
 
@@ -745,7 +745,7 @@ def _uncapturable_structure(part: Any, device: str) -> str | None:
 
 
 def _draws(node: Any) -> bool:
-    """Whether an FX node, made by Inductor's own passes, draws random numbers from a generator."""
+    """True if an FX node, made by Inductor's own passes, draws random numbers from a generator."""
     return base_name(op_name(node.target)) in DRAWS or "nondeterministic_seeded" in tags_of(node.target)
 
 
@@ -755,5 +755,5 @@ def _indexed(node: Any) -> Any:
 
 
 def _is_tuple_getitem(node: Any) -> bool:
-    """Whether an FX node only takes one result out of several."""
+    """True if an FX node only selects one of several results."""
     return node.op == "call_function" and node.target is operator.getitem

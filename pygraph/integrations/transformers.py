@@ -137,7 +137,7 @@ def _cache(model: Any, batch: int, size: int) -> StaticCache:
 
 
 def _forward(model: Any) -> Callable[..., Any]:
-    """What a step of decoding calls."""
+    """Forward of a decoding step: compiled by Inductor, except on a CPU."""
     if model.device.type == "cpu":
         return cast("Callable[..., Any]", model.__call__)
     config: Any = CompileConfig(backend="inductor", mode=cast("Any", None))

@@ -38,7 +38,7 @@ def order_of(recording: Recording, slots: Sequence[Slot]) -> Order:
 
 
 def chains(launch: Launch) -> list[str]:
-    """What keeps the order of ``launch`` among others: it draws random numbers, or talks to other ranks."""
+    """Chains of ``launch``, whose members keep their order: random draws, functional collectives."""
     return ["random"] * launch.random + ["collective"] * launch.functional
 
 
@@ -91,9 +91,9 @@ def _rest(order: Order) -> list[int]:
 
 
 def accesses_of(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Access] | None]:
-    """What each launch uses; None: anything. A copy or fill uses what its words say. Any other launch of a call uses
-    what words of that call point to, since a kernel may leave addresses in memory for the next one: operands, and all
-    else, which it may write. It also uses constants among the operands, which no word is known to point to."""
+    """Accesses of each launch; None: to any memory. Known ``uses`` are taken as they are. Any other launch accesses
+    what words of its call point to, since a kernel may leave addresses in memory for the next one: operands, and all
+    else, which it may write. It also accesses constants among the operands, to which no word is known to point."""
     places: dict[int, dict[int, Slot]] = {}
     for slot in slots:
         places.setdefault(slot.launch, {})[slot.word] = slot

@@ -92,8 +92,8 @@ def _body_of(program: Program) -> Program:
 
 
 def _uses(body: Program, given: Sequence[Allocation | None], constants: Sequence[Allocation]) -> tuple[Use, ...] | None:
-    """What a loop uses by its words: all of what its body uses a part of; None where that may be anything. What is
-    written is read as well: where no iteration runs, it stays as it was."""
+    """Uses of a loop by word: the whole of each allocation that its body accesses; None if it may access any. Written
+    ones are read as well: they keep their contents where no iteration runs."""
     found: dict[_Key, tuple[bool, bool]] = {}
     for accesses, launch in zip(accesses_of(body.recording, body.slots), body.recording.launches, strict=True):
         if accesses is None:

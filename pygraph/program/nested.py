@@ -74,7 +74,7 @@ def owned_at(body: Program, word: int, key: _Key) -> int | None:
 
 
 def outside(body: Program, access: Access, slots: dict[int, Slot]) -> Access | None:
-    """What ``access`` of a body is to its launch, whose words have ``slots``: None where no word leads there."""
+    """Map ``access`` of a body to its launch, whose words have ``slots``; None where no word leads there."""
     word = ARGUMENTS + access.key[1] if access.key[0] is AllocationKind.INPUT else WORKSPACE
     begin, slot = owned_at(body, word, access.key), slots.get(word)
     if begin is None or slot is None:

@@ -1,4 +1,4 @@
-"""What one capture says, as plain data: launches with their raw parameter words, allocations and outputs.
+"""One capture as plain data: launches with their raw parameter words, allocations and outputs.
 
 Drivers produce it; ``slots`` compares two of them; ``layout`` places their intermediates. No torch, no driver calls.
 """
@@ -52,18 +52,18 @@ _COLLECTIVE_KERNELS = ("ncclDevKernel", "ncclKernel", "ncclSym", "nvshmem")
 
 
 def is_functional_collective(name: str) -> bool:
-    """Whether ``name`` is that of a functional collective, or of its wait."""
+    """True if ``name`` is in a namespace of ``FUNCTIONAL_COLLECTIVES``."""
     return name.partition(".")[0] in FUNCTIONAL_COLLECTIVES
 
 
 def is_written(schema: Any, argument: Any) -> bool:
-    """Whether an operator may write an ``argument`` of its ``schema``."""
+    """True if an operator may write ``argument``, declared or not."""
     declared = argument.alias_info is not None and argument.alias_info.is_write
     return declared or argument.name in _UNDECLARED_WRITES.get(schema.name, ())
 
 
 def is_read(schema: Any, argument: Any) -> bool:
-    """Whether an operator may read an ``argument`` of its ``schema``: all but what ATen's take for results alone."""
+    """True if an operator may read ``argument``: false for ``out`` arguments of ATen, which it only writes."""
     return not (argument.is_out and schema.name.startswith("aten::"))
 
 
@@ -78,7 +78,7 @@ class AllocationKind(Enum):
 
 
 PREFIXES = {AllocationKind.INPUT: "arg", AllocationKind.POOL: "buf", AllocationKind.CONSTANT: "const"}
-"""What the names of allocations begin with."""
+"""Prefixes of the names of allocations."""
 
 
 def name_of(key: tuple[AllocationKind, int]) -> str:
@@ -107,12 +107,12 @@ class Allocation:
         return (self.kind, self.index)
 
     def covers(self, address: int) -> bool:
-        """Whether ``address`` lies inside (an empty allocation covers its own start)."""
+        """True if ``address`` lies inside (an empty allocation covers its own start)."""
         return self.address <= address < self.address + max(self.nbytes, 1)
 
 
 class LaunchKind(Enum):
-    """What a launch is."""
+    """Operation that a launch performs."""
 
     KERNEL = "kernel"
     OPERATOR = "operator"
@@ -158,11 +158,11 @@ class Bytes:
         return cls(start, start + width * itemsize, period * itemsize, inner * itemsize)
 
     def moved(self, distance: int) -> Bytes:
-        """The same, so many bytes further on."""
+        """These bytes, ``distance`` further on."""
         return Bytes(self.start + distance, self.end + distance, self.period, self.width)
 
     def meets(self, other: Bytes) -> bool:
-        """Whether a byte may be of both."""
+        """True if both may share a byte."""
         if self.end <= other.start or other.end <= self.start:
             return False
         if not self.period or self.period != other.period:
@@ -171,13 +171,13 @@ class Bytes:
         return apart < self.width or apart + other.width > self.period
 
     def covers(self, other: Bytes) -> bool:
-        """Whether each byte of ``other`` is surely one of these."""
+        """True if each byte of ``other`` is surely one of these."""
         return not self.period and self.start <= other.start and other.end <= self.end
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What is done to bytes of the allocation ``key``.
+    """Access of a launch to bytes of an allocation.
 
     Args:
         key: the allocation
@@ -286,7 +286,7 @@ class Launch:
     eager: EagerCall | None = None
     """How the operator is called, where each replay calls it."""
     operands: tuple[Access, ...] | None = None
-    """What the call that it came from was given, and does to that, where it has no other effect but on what it
+    """Accesses of the call that it came from to its arguments, where that call has no other effect but on what it
     allocates. None: it may do anything."""
     geometry: Geometry | None = None
     """Of a device's kernel; None for all that is none."""
@@ -302,28 +302,28 @@ class Launch:
 
     @property
     def collective(self) -> bool:
-        """Whether it talks to other processes, and is not called anew by each replay."""
+        """True if it talks to other processes and is not called anew by each replay."""
         if self.eager is not None:
             return False
         return self.name.partition(".")[0] in COLLECTIVES or any(part in self.name for part in _COLLECTIVE_KERNELS)
 
     @property
     def functional(self) -> bool:
-        """Whether it came from a functional collective, of which all is known that it is given."""
+        """True if it came from a functional collective, all of whose arguments are known."""
         return self.call is not None and is_functional_collective(self.call)
 
     def may_read(self, word: int) -> bool:
-        """Whether it may read the memory that word ``word`` points into."""
+        """True if it may read the memory that word ``word`` points into."""
         return self.uses is None or any(a.reads and a.word == word for a in self.uses)
 
     def may_write(self, word: int, owner: tuple[AllocationKind, int]) -> bool:
-        """Whether it may write the memory that word ``word`` points into, which belongs to ``owner``."""
+        """True if it may write the memory of ``owner`` that word ``word`` points into."""
         if self.uses is None:
             return owner not in self.read_only
         return any(a.writes and a.word == word for a in self.uses)
 
     def unowned_at(self, word: int) -> UnownedAddress | None:
-        """What is known of word ``word`` as an address of nobody's memory."""
+        """The entry of ``unowned`` for word ``word``, or None."""
         return next((found for found in self.unowned if found.word == word), None)
 
 
@@ -436,7 +436,7 @@ class Recording:
     alignment: int = 64
     """Bytes that every POOL address was a multiple of, so that it has to be one at replay."""
     out_of_range_pointers: bool = False
-    """Whether launches may hold addresses outside of the allocation that they belong to (a kernel that begins before
+    """True if launches may hold addresses outside of the allocation that they belong to (a kernel that begins before
     its tensor, at padding). Then no two allocations move by the same distance between two captures."""
     scratch: int = 0
     """An address in the midst of mapped memory that belongs to nobody; 0: there is none."""

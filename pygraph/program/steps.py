@@ -159,7 +159,7 @@ def _borders(layout: Layout, sizes: Mapping[int, int]) -> list[int]:
 
 
 class _Facts:
-    """What a region holds, and the launches that use it.
+    """Memory of a region, and the launches that use it.
 
     ``lives`` are its intermediates by their first launch; ``arguments`` and ``outputs`` say (first launch, last launch,
     bytes) of each. ``owned`` maps memory with a storage of its own to its first and last launch, ``dying`` an argument

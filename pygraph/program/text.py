@@ -261,7 +261,7 @@ def _layout(layout: TensorLayout | Output) -> str:
 
 
 def _eager(call: EagerCall) -> str:
-    """What each tensor is that ``call`` takes and returns: word i of the launch is operand i."""
+    """Format the operands, results and facts of ``call``: word i of the launch is operand i."""
     operands = [
         _layout(each.layout)
         + (f" argument {each.argument}" if each.argument >= 0 else "")

@@ -213,7 +213,7 @@ def _words(facts: _Facts) -> Iterator[Violation]:
 
 
 def _wrong(facts: _Facts, launch: Launch, slot: Slot) -> str:
-    """What is wrong with the owner of a word; empty if nothing is."""
+    """Defect in the slot of a word; empty if there is none."""
     allocation = facts.allocations.get(slot.key)
     if allocation is None or slot.kind is AllocationKind.CONSTANT:
         return f"belongs to {name_of(slot.key)}, which no replay moves"
@@ -272,7 +272,7 @@ def _bodies(facts: _Facts) -> Iterator[Violation]:
 
 
 def _wrong_body(facts: _Facts, launch: Launch, body: Program) -> Iterator[str]:
-    """What is wrong with a body of ``launch``."""
+    """Defects of a body of ``launch``."""
     inside = _Facts(body)
     for name, rule in _RULES.items():
         for inner, detail in rule(inside):
@@ -386,7 +386,7 @@ def _outputs(facts: _Facts) -> Iterator[Violation]:
 
 
 def _beyond(facts: _Facts, key: _Key, offset: int, layout: TensorLayout) -> Iterator[str]:
-    """What is wrong with a tensor ``offset`` bytes into an allocation. One without elements may begin anywhere."""
+    """Yield a defect if a tensor at byte ``offset`` leaves its allocation. An empty one may begin anywhere."""
     nbytes = facts.allocations[key].nbytes
     if layout.nbytes and not 0 <= offset <= nbytes - layout.nbytes:
         yield f"shows bytes {offset} to {offset + layout.nbytes} of {name_of(key)}, which has {nbytes}"

@@ -1,1 +1,1 @@
-"""What every text has in common: which words are quoted, and how; tokens, and errors that point at them."""
+"""Parts common to all text formats: quoting of words, tokens, and errors that point at them."""
