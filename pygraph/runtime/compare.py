@@ -288,7 +288,7 @@ class _Trial:
         return refusal if refusal is not None and isinstance(first, Outcome) else first
 
     def judge(self, first: Outcome, outputs: Sequence[Any]) -> Verdict:
-        """Whether the replay did what the uncaptured run, which returned ``outputs``, did. Random state is kept."""
+        """Compare the replay (``first``) with the uncaptured run that returned ``outputs``. Keeps random state."""
         answer = self._left(outputs, self.args, answering=True)
         if not self._unread_unchanged():
             return Verdict(outputs, Refusal("comparison-failed", "an argument is written though no launch says so"))
@@ -385,8 +385,8 @@ class _Trial:
         return diagnose(self.fn, self.driver, self.program, self.args).added_to(refusal)
 
     def _left(self, outputs: Sequence[Any], args: Sequence[Any], *, answering: bool = False) -> Outcome:
-        """What a run returned, and left behind in ``args``; and in the generator, unless eager calls alone draw, which
-        are repeated: then other states are other threads'. ``answering``: it answers the call."""
+        """The outcome of a run: ``outputs``, ``args``, and the generator's state, unless only eager calls draw. Those
+        are repeated, so other states are other threads'. ``answering``: the run answers the call."""
         program = self.program
         draws = not self.answered or any(each.random and each.eager is None for each in program.recording.launches)
         return self._observe(outputs, args, self.random.state() if draws else None, answering=answering)
@@ -394,7 +394,7 @@ class _Trial:
     def _observe(
         self, outputs: Sequence[Any], args: Sequence[Any], rng: torch.Tensor | None, *, answering: bool = False
     ) -> Outcome:
-        """The same, with the operands of its eager calls. What a collective may still fill is not looked at."""
+        """The outcome of a run and its eager calls' operands. Skips memory that a collective may still fill."""
         found, recording = observe(outputs, args, self.watched, rng), self.program.recording
         owners = [recording.owner(output) for output in recording.outputs[: len(outputs)]]
         owners += [None] * (len(outputs) - len(owners))
@@ -415,7 +415,7 @@ class _Trial:
         return take(self.pristine, wanted).args
 
     def _unread_unchanged(self) -> bool:
-        """Whether copies of arguments that no launch writes still hold what the caller's tensors hold."""
+        """True if the copies of arguments that no launch writes still equal the caller's tensors."""
         pairs = ((a, b) for a, b in zip(self.args, self.first_copies, strict=True) if a is not b)
         skip = {id(self.args[p]) for p in self.watched}
         return same_bytes((a, b) for a, b in pairs if id(a) not in skip)

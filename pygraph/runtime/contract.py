@@ -73,7 +73,7 @@ class Timer(Protocol):
     """Times what is submitted to a stream, by the clock of its device, from when it is made on."""
 
     def stop(self) -> None:
-        """What is submitted from now on is no part of it."""
+        """End the measurement: later work does not count."""
 
     def seconds(self) -> float | None:
         """How long that took, once it is over; None before. Nothing waits."""
@@ -138,8 +138,8 @@ class Driver(Protocol):
         False, with nothing done, where that stream is being captured."""
 
     def timer(self, device: torch.device | None) -> Timer | None:
-        """What times the current stream of ``device`` (None: the current one) from now on; None where that is being
-        captured, and where nothing is ``parallel``."""
+        """Start a timer on the current stream of ``device`` (None: the current one). None if that stream is being
+        captured, or the driver is not ``parallel``."""
 
     def scratch_pool(self, args: Sequence[Any]) -> AbstractContextManager[ScratchPool]:
         """Memory on the device of ``args`` for what nobody keeps; leaving gives it back to the system, but for what is

@@ -41,7 +41,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What an argument has to be at each replay.
+    """Checks and patches of a replay's argument.
 
     Args:
         captured: the stand-in that was captured, of whose sizes, strides and dtype a tensor has to be; or the value

@@ -57,7 +57,7 @@ _ATOMIC = re.compile(r"\b(?:atomic_(?:add|add_vec|cas|xchg)|exclusive_scan_decou
 
 @functools.lru_cache(maxsize=1024)
 def nondeterministic_operator(op: OpOverload) -> bool:
-    """Whether results of ``op`` may differ from run to run: by its tag ``nondeterministic_bitwise``, or by name."""
+    """True if results of ``op`` may differ between runs, by its tag ``nondeterministic_bitwise`` or its name."""
     return _BITWISE in op.tags or _OPERATORS.fullmatch(str(op._schema.name).removesuffix("_")) is not None
 
 

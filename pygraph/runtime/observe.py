@@ -1,4 +1,4 @@
-"""What both drivers observe while a region is captured: the operators that it dispatches, and what it returns.
+"""Observation of a region under capture, for both drivers: the operators that it dispatches, and its outputs.
 
     region ─┬─ aten.add.Tensor(x, y)   ─► operands: x and y are read           recorded, or run and captured
             ├─ mylib.op.default(x)     ─► eager: each replay calls it          written down, with stand-ins for results
@@ -57,7 +57,7 @@ class OperatorObserver(TorchDispatchMode, ABC):
 
     @abstractmethod
     def observe(self, call: OperatorCall) -> Any:
-        """What the region gets for ``call``, whose ``op`` may be of a higher order, without a schema."""
+        """Return the region's result of ``call``. Its ``op`` may be higher-order, without a schema."""
 
 
 def operands(call: OperatorCall) -> Iterator[tuple[torch.Tensor | None, bool, bool]]:
@@ -85,14 +85,14 @@ def offset_of(op: OpOverload) -> tuple[int, Any] | None:
 
 
 def uses_absolute_offset(call: OperatorCall) -> bool:
-    """Whether an operator is given an offset from the start of a storage: where in that its tensors lie is baked in."""
+    """True if ``call`` sets an offset from the start of a storage: its tensors' place in that is then baked in."""
     found = offset_of(call.op)
     return found is not None and call.value(*found) is not None
 
 
 @functools.lru_cache(maxsize=1024)
 def draws(op: OpOverload) -> bool:
-    """Whether ``op`` draws random numbers, or may."""
+    """True if ``op`` may draw random numbers."""
     seeded = torch.Tag.nondeterministic_seeded in op.tags or "Generator" in str(op._schema)
     return seeded or base_of(str(op)) in DRAWS_IF_CALLED
 
@@ -101,7 +101,7 @@ def draws(op: OpOverload) -> bool:
 
 
 def run_region(run: Callable[[], Any], explain: Callable[[Exception], tuple[str, str]]) -> list[Any]:
-    """What ``run`` returns, as a list that can be emptied. Raises CaptureError, and what says that memory is short.
+    """Call ``run`` and return its results as a new list. Raises CaptureError; out-of-memory errors pass through.
 
     Args:
         run: calls the region on stand-ins
@@ -159,7 +159,7 @@ class CaptureMemory(Protocol):
 
 
 def describe_outputs(returned: Sequence[Any], memory: CaptureMemory) -> tuple[Output, ...]:
-    """What a region ``returned``. Raises CaptureError (``unsupported-output``)."""
+    """An Output for each value. Raises CaptureError (``unsupported-output``)."""
     first: dict[int, int] = {}
     outputs: list[Output] = []
     for position, value in enumerate(returned):

@@ -53,7 +53,7 @@ class EagerCalls:
 
 @dataclass(repr=False)
 class RegionRecord:
-    """What a report reads of one region.
+    """State and counters of one region.
 
     ``slots``, ``launches``, ``workspace_bytes``, ``segments`` and the ``eager`` calls between them are those of the
     last capture. ``proven``: captures that were not compared, since all of their kernels were proven. ``eager_since``

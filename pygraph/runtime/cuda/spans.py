@@ -1,4 +1,4 @@
-"""What a region's operators and Triton kernels say of the tensors that they are given, while the region is captured.
+"""Memory accesses of a region's operators and Triton kernels, noted while the region is captured.
 
 Each call is noted with the nodes that it added to the graph, the addresses that it only reads, and those that it may
 write. The launches that these nodes are then carry what their calls say. Nodes that nobody explains are taken to write
@@ -81,7 +81,7 @@ _TEMPLATES = "triton_tem_"
 """How it names those from templates: they do not say which results a fused addition adds to."""
 
 _ADDRESSES = (torch.int64, torch.uint64)
-"""What a tensor of addresses is of, which a kernel of the user's may follow."""
+"""Dtypes of tensors of addresses, which a user's kernel may follow."""
 
 _READ_ONLY_NAMES = ("in_ptr", "arg_")
 """How Inductor names the pointers of its own Triton kernels that it only loads from."""
@@ -261,7 +261,7 @@ class Observer:
                 self.fail(span.name, span.origin)
 
     def sent(self, piece: Allocation) -> bool:
-        """Whether a collective was given an allocation, or may have made it. torch holds that until the next one."""
+        """True if a collective was given ``piece`` or may have made it: torch holds it until the next collective."""
         return any(
             span.begin <= piece.born <= span.end or any(piece.covers(operand.address) for operand in span.operands)
             for span in self.spans
@@ -274,8 +274,8 @@ class Observer:
 
 
 def calls_operators(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` may call operators, and by them libraries such as cuBLAS: all but code of Inductor that names its
-    Triton kernels only."""
+    """True unless ``fn`` is code of Inductor that names only Triton kernels and ``_OF_THE_WRAPPER``. Operators may call
+    libraries such as cuBLAS."""
     code, known = getattr(fn, "__code__", None), getattr(fn, "__globals__", {})
     if code is None or "inductor_ops" not in known or fn.__closure__ or "ops" in code.co_names:
         return True
@@ -339,14 +339,13 @@ def with_calls(
 
 
 def _is_closed(name: str) -> bool:
-    """Whether calls of an operator are ``Span.closed``."""
+    """True for ATen and collectives (``Span.closed``)."""
     return name.startswith("aten.") or is_functional_collective(name)
 
 
 def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable[[Span], frozenset[_Key] | None]:
-    """What a call can use at all: the allocations that it was given, and those that it may have made. None for calls
-    that are neither ATen's nor collectives, which may keep memory to themselves, and for those that were given memory
-    of nobody's."""
+    """A map from each call to the allocations it can use: those it was given or may have made. None for calls that are
+    neither ATen's nor collectives, which may keep memory to themselves, and for those given memory that nobody owns."""
     pool = sorted((a for a in allocations if a.kind is AllocationKind.POOL), key=lambda a: a.born)
     births = [a.born for a in pool]
     constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
@@ -373,7 +372,7 @@ def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable
 def _accesses(
     operands: Sequence[Operand], allocations: tuple[_Look, Sequence[Allocation]]
 ) -> tuple[Access, ...] | None:
-    """What is done to ``allocations``, those that move and constants. None where an operand is nobody's."""
+    """Accesses of ``operands`` to ``allocations`` (moving, constant). None if an operand is in neither."""
     inside, constants = allocations
     made: list[Access] = []
     for operand in operands:
@@ -393,7 +392,7 @@ def _owners(words: Iterable[int], inside: _Look) -> frozenset[_Key]:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was captured, with eager calls in their places."""
+    """Launches and eager calls; the latter have no node."""
 
     launches: tuple[Launch, ...]
     nodes: tuple[Node | None, ...]
@@ -558,7 +557,7 @@ def _plain(value: Any) -> str:
 
 
 def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether an operator computes on the CPU: where its operands are, and else where it is told to."""
+    """True if an operator runs on the CPU: by its operands or, without any, by its ``device``."""
     device = named.get("device")
     places = {tensor.device.type for tensor in tensors_in([*args, *named.values()])}
     return (places or {"cpu" if device is None else torch.device(device).type}) == {"cpu"}
