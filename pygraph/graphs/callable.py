@@ -116,7 +116,7 @@ class Graph(Generic[P, R]):
         self._how, self._root, self._key = how, (how.get("held", ()),), how.get("key")
         self._settings, self._owner = Settings.make(how.get("options")), live.owner()
         self._answering: Callable[..., Any] = function
-        """What answers calls that are no replays."""
+        """Runs each call that is no replay."""
         self._made, self._ledger = 0, Ledger()
         self._looks: OrderedDict[Hashable, Look] = OrderedDict()
         self._look: Look | None = None

@@ -42,7 +42,7 @@ _COMPARED = 2
 
 @dataclass(frozen=True)
 class Looped:
-    """What a loop leaves.
+    """Result of ``loop``.
 
     Args:
         state: the last one
@@ -235,7 +235,7 @@ class Loop(Graph[..., None]):
             count += 1
 
     def _launches(self, look: Look, entry: Entry) -> LaunchPasses:
-        """What is held comes first, and ``control`` behind it."""
+        """Passes of a loop; its ``control`` is behind what is held."""
         return LoopPasses(entry.plan.index(len(look.paths)), super()._launches(look, entry))
 
     def _look_up(self, entry: Entry, call: Call, look: Look, containers: Sequence[Any], *, new: bool) -> Any:
@@ -260,7 +260,7 @@ class Loop(Graph[..., None]):
 def _ends(
     until: Callable[[Any], torch.Tensor] | None, collect: Callable[[Any], Any] | None
 ) -> Callable[[torch.Tensor, Any, Any], None]:
-    """What follows a step in each iteration."""
+    """End of an iteration: writes its row, and whether to stop."""
 
     def after(control: torch.Tensor, state: Any, rows: Any) -> None:
         if collect is not None:
@@ -274,7 +274,7 @@ def _ends(
 def _iteration(
     step: Callable[[Any], Any], after: Callable[[torch.Tensor, Any, Any], None]
 ) -> Callable[[torch.Tensor, Any, Any], None]:
-    """What the device runs again and again."""
+    """Iteration that writes the new state over the old."""
 
     def iteration(control: torch.Tensor, state: Any, rows: Any) -> None:
         old = pytree.tree_flatten(state)
@@ -354,7 +354,7 @@ class _Reads:
         self._before = self._now()
 
     def changed(self) -> bool:
-        """Whether somebody has written to them, or drawn numbers, since."""
+        """True if somebody has written to them, or drawn numbers, since."""
         (versions, states), (before, earlier) = self._now(), self._before
         return versions != before or not all(map(torch.equal, states, earlier))
 
