@@ -1,4 +1,4 @@
-"""What eager calls did in the run that answers a call, given to the runs that it is compared with.
+"""Effects of eager calls in the run that answers a call, repeated in the runs compared with it.
 
 An operator that is called by each replay may count, draw or talk to other processes: a comparison never calls it once
 more. Its results, and what it wrote, are copied in the run that answers the call, and copied into every other run. What
@@ -93,9 +93,8 @@ def _made_of(told: EagerResult, tensors: Sequence[torch.Tensor]) -> torch.Tensor
 
 @dataclass(slots=True)
 class _Answer:
-    """What one call did: copies of what it ``wrote``, by operand, and of its ``results`` in memory of their own, or how
-    to make them of the operands that they are in the memory of. ``state`` is the random state that it left, if it drew.
-    """
+    """Effects of one call: copies of what it ``wrote``, by operand, and of its ``results`` in memory of their own, or
+    how to make them from the operands whose memory they use. ``state``: the random state that it left, if it drew."""
 
     wrote: Mapping[int, torch.Tensor]
     results: list[torch.Tensor | EagerResult]
@@ -151,7 +150,7 @@ class Answers:
             yield
 
     def replaying(self) -> Answer:
-        """The same, for a replay."""
+        """Begin a replay, whose calls ``_repeat`` answers."""
         self._begin()
         return self._repeat
 
@@ -163,7 +162,7 @@ class Answers:
         self._answers, self.given, self.answered = [], [], []
 
     def awaits(self, name: str) -> bool:
-        """Whether the next call of a run is of this operator."""
+        """True if the next eager call is of ``name``."""
         following = self._number + 1
         known = self.failure is None and following < len(self._calls)
         return known and self._calls[following][1].name == name
@@ -240,7 +239,7 @@ class Answers:
         return [_made_of(each, tensors) if isinstance(each, EagerResult) else _copied(each) for each in kept]
 
     def returned(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The same, in the form in which the operator returns it."""
+        """``_repeat``, in the form that the operator returns."""
         results = self._repeat(tensors)
         return at_places(self._calls[self._number][1].returned, results)
 
@@ -253,8 +252,8 @@ _NOBODYS = (AllocationKind.CONSTANT, -1)
 
 
 def _as_told(call: EagerCall, tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> bool:
-    """Whether ``results`` are plain tensors of the sizes and types that were captured, each in the memory of the
-    operand that it was to be in."""
+    """True if ``results`` are plain tensors of the captured sizes and dtypes, each in the memory of the operand that
+    was captured for it."""
     if len(results) != len(call.results):
         return False
     for told, result in zip(call.results, results, strict=True):

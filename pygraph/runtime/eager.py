@@ -35,14 +35,14 @@ def base_of(operator: str) -> str:
 
 
 def is_operator(name: str) -> bool:
-    """Whether ``name`` reads like that of an operator, ``mylib.op.default``, and not like a kernel's."""
+    """True if ``name`` has an operator's form, as in ``mylib.op.default``, and not a kernel's."""
     parts = name.split(".")
     return len(parts) == 3 and all(part.isidentifier() for part in parts)
 
 
 def is_eager(op: Any, chosen: Collection[str], *, collectives: bool = True) -> bool:
-    """Whether each replay calls ``op`` anew, whatever the device: a functional collective, as ``collectives`` says, an
-    operator that its author tagged, or one of those ``chosen`` (without overloads)."""
+    """True if each replay calls ``op`` anew, on any device: a functional collective if ``collectives``, an operator
+    tagged ``cudagraph_unsafe``, or one of those ``chosen`` (without overloads)."""
     if not isinstance(op, OpOverload):
         return False
     if op.namespace in FUNCTIONAL_COLLECTIVES:
@@ -52,7 +52,7 @@ def is_eager(op: Any, chosen: Collection[str], *, collectives: bool = True) -> b
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """What a capture keeps of an eager call: ``returned`` goes to the region. The words of its launch are the addresses
+    """A capture's record of an eager call: ``returned`` goes to the region. The words of its launch are the addresses
     of ``operands``, then of ``results``, which are in memory of their own. ``written``: the operands it may write.
     ``random``: it may draw."""
 
@@ -135,7 +135,7 @@ def record_call(
 
 
 def at_places(places: Any, results: Sequence[torch.Tensor]) -> Any:
-    """What an operator returns: ``results`` at their ``places``."""
+    """Replace each number in nested ``places`` by its result."""
     if isinstance(places, list):
         return [at_places(place, results) for place in places]
     return None if places is None else results[places]

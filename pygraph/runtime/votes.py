@@ -67,7 +67,7 @@ _joined: WeakKeyDictionary[Any, WeakSet[Lives]] = WeakKeyDictionary()
 
 
 class Outcome(str, Enum):
-    """What ranks decided."""
+    """Result of one vote."""
 
     YES = "yes"
     NO = "no"
@@ -87,12 +87,12 @@ class Ballot:
     busy: int = 0
 
     def due(self, call: int) -> bool:
-        """Whether ranks vote at a call of the region, by its number."""
+        """True if ranks vote at the call with this number."""
         return not self.over and call >= VOTES[self.held] and call > self.busy
 
     @property
     def over(self) -> bool:
-        """Whether there are no more votes."""
+        """True after the last vote."""
         return self.held >= len(VOTES)
 
     def place(self, call: int) -> str:
@@ -155,7 +155,7 @@ class Vote:
         self._ballot, self.call, self._place = ballot, call, place
         self._number = ballot.held
         self.outcome: Outcome | None = None
-        """What ranks decided on replaying, once this one has asked."""
+        """The ranks' decision to replay; None until ``together``."""
         self._used = False
 
     def together(self, sends: str, runs: str | None) -> bool:
@@ -205,7 +205,7 @@ def open_ballot(name: str, group: str) -> Ballot:
 
 
 def only_collectives(program: Program) -> bool:
-    """Whether all that replays of ``program`` call are collectives."""
+    """True if the eager calls of ``program`` are all collectives."""
     return all(is_functional_collective(launch.name) for launch in program.calls)
 
 

@@ -139,7 +139,7 @@ class Arena:
         return start
 
     def covers(self, address: int) -> bool:
-        """Whether ``address`` lies in this arena's address space, handed out or not."""
+        """True if ``address`` lies in this arena's address space, handed out or not."""
         return any(found.base <= address < found.end for found in self._ranges)
 
     def grow(self, used: int, nbytes: int) -> tuple[int, int]:
@@ -199,7 +199,7 @@ class Arenas:
         return self._scratch
 
     def covers(self, address: int) -> bool:
-        """Whether ``address`` lies in the address space of any capture, past, present or to come, or in scratch."""
+        """True if ``address`` lies in any arena made so far, whether a capture holds it or not, or in scratch."""
         if self._scratch and abs(address - self._scratch) < SCRATCH // 2:
             return True
         return any(arena.covers(address) for arena in tuple(self._made))
@@ -242,7 +242,7 @@ def with_unowned(
     blocks = functools.cache(_blocks)
 
     def ask(attribute: str, word: int) -> int | None:
-        """What the CUDA driver says of an address; None when it is no address."""
+        """The driver's ``attribute`` of ``word``; None if it is no address."""
         kind = getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{attribute}")
         result: Any = driver.cuPointerGetAttribute(kind, word)
         return int(result[1]) if succeeded(result) else None

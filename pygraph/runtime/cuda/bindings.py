@@ -122,7 +122,7 @@ def add_conditional(graph: int, context: int, handle: int, *, loop: bool, bodies
 
 
 def succeeded(result: Any) -> bool:
-    """Whether what a driver function returned begins with success."""
+    """True if a driver function's ``result`` begins with success."""
     return int(result[0]) == 0
 
 

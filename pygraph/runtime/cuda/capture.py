@@ -70,7 +70,7 @@ class ArenaLease:
     def __init__(self, arenas: Arenas) -> None:
         self.arena = arenas.lease()
         self.idle: Callable[[], bool] = lambda: True
-        """Whether nobody holds memory in it."""
+        """True if nobody holds memory in it."""
         self._arenas = arenas
 
     def __del__(self) -> None:
@@ -79,7 +79,7 @@ class ArenaLease:
 
 
 class DeviceCapture:
-    """What captures on one device share: address space, and the stream that they are made on."""
+    """State shared by the captures on one device: address space and the capture stream."""
 
     def __init__(self, driver: ModuleType, native: ModuleType, index: int) -> None:
         self.driver, self.native, self.index = driver, native, index
@@ -101,7 +101,7 @@ class DeviceCapture:
             return _Attempt(self, fn, args, ArenaLease(self.arenas), eager, collectives).record()
 
     def intact(self) -> bool:
-        """Whether the stream is being captured, and nothing has broken the capture."""
+        """True if the stream is being captured, and nothing has broken the capture."""
         status = call(self.driver.cuStreamIsCapturing, self.driver.CUstream(self.stream.cuda_stream))
         return int(status) == int(self.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
 
@@ -203,9 +203,9 @@ class _Attempt:
     @contextlib.contextmanager
     @unbroken
     def _on_side_stream(self) -> Iterator[None]:
-        """What fills or reads the generator's seed and offset on the device does so in turns, on one stream: captures
+        """Run the body on the capture stream, in its turn at the generator's seed and offset on the device: captures
         share that memory in torch 2.11, and each capture and each replay refills it. The stream waits for the last
-        turn, and the next one for what it is given in this one.
+        turn, and the next turn for the work of this one.
 
         Raises CaptureError (``generator-busy``) while another turn goes on that may run Python code: to wait for that
         may be to wait for ever.
@@ -272,7 +272,7 @@ class _Attempt:
         return Recording(*facts, out_of_range_pointers=True, scratch=scratch, **more)
 
     def _eager_calls(self, chosen: Collection[str], collectives: bool) -> EagerCalls:
-        """What is asked of this capture when an eager call is met."""
+        """Callbacks by which this capture records eager calls."""
         device = self._device
         index = device.index
 
@@ -302,7 +302,7 @@ class _Attempt:
         return EagerCalls(chosen, not collectives, record, lambda: len(self._session.pieces()))
 
     def _draws(self, graph: torch.cuda.CUDAGraph, launches: Sequence[Launch]) -> bool:
-        """Whether a launch draws, or the capture advanced the generator."""
+        """True if a launch draws, or the capture advanced the generator."""
         return any(launch.random for launch in launches) or bool(self._device.native.advances(graph))
 
     def _fixed(self) -> list[Allocation]:

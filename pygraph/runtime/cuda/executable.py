@@ -29,7 +29,7 @@ __all__ = ["Part", "anchor_copies", "device_bytes", "drop_superseded", "make_exe
 
 
 def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
-    """What replays ``program``. It takes the capture's graph.
+    """Instantiate ``program``. Takes ``capture.graph``.
 
     Raises CaptureError when the program breaks a rule, and when the capture was instantiated before.
     """

@@ -98,7 +98,7 @@ _LAYOUT, _DECIDES = tuple((place, 8) for place in range(0, 40, 8)), ((8, 8),)
 
 
 def make_nested(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
-    """What replays ``program``, which has launches with bodies, in one graph. Raises CaptureError."""
+    """Instantiate ``program``, which has launches with bodies, as one graph. Raises CaptureError."""
     verify(program)
     if len(program.steps) > 1 or program.calls:
         raise CaptureError("host-loop", "a loop or branch stands beside calls of the host")

@@ -41,7 +41,7 @@ _FORMATS = {WORD: "Q", 4: "I", 2: "H", 1: "B"}
 
 
 class Reader:
-    """What nodes are read with. Names and parameter layouts of kernels are asked for once."""
+    """Driver access for reading nodes. Caches each kernel's name and parameter layout."""
 
     def __init__(self, driver: ModuleType) -> None:
         self.driver = driver
@@ -133,7 +133,7 @@ class Node(ABC):
 
     @abstractmethod
     def native(self, module: Any, handle: int, segment: int) -> Any:
-        """What the native ``module`` patches node ``handle`` of ``segment`` by, which is like this one."""
+        """Make the native ``module``'s patcher of node ``handle`` of ``segment``, which is like this one."""
 
     @abstractmethod
     def add_to(self, driver: ModuleType, graph: Any, context: Any) -> int:

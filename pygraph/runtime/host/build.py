@@ -1,4 +1,4 @@
-"""What the native half of the host driver is built from."""
+"""Source and libraries of the host driver's native half."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
 
 
 def _recorded(recorder: Recorder, source: str, name: str, value: Any) -> Any:
-    """What stands for a global of the region: ``value``, unless calling it could touch memory without any mode seeing
-    it. Whatever what stands for it raises is blamed on ``name``."""
+    """The stand-in for a global of the region: ``value``, unless calling it could touch memory unseen by any
+    dispatch mode. Errors that a stand-in raises are blamed on ``name``."""
     function = _recording(recorder, source, name, value)
     if function is None:
         return value

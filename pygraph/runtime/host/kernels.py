@@ -23,7 +23,7 @@ _SYMBOL = "kernel"
 
 
 class Parameter(Enum):
-    """What a C parameter holds."""
+    """Kind of a C parameter."""
 
     INTEGER = "integer"
     FLOAT = "float"
@@ -34,7 +34,7 @@ class Parameter(Enum):
 
     @property
     def is_pointer(self) -> bool:
-        """Whether the parameter is an address."""
+        """True if the parameter is an address."""
         return self in (Parameter.READ, Parameter.WRITE)
 
 
@@ -49,11 +49,11 @@ class Kernel:
     entry: int
     library: ctypes.CDLL
     nondeterministic: bool
-    """What it computes may differ from run to run."""
+    """True if its results may differ between runs."""
 
 
 def is_native_function(value: object) -> bool:
-    """Whether ``value`` is a function of a shared library that Inductor compiled."""
+    """True if ``value`` is the kernel of a shared library that Inductor compiled."""
     if not isinstance(value, types.BuiltinFunctionType) or not isinstance(value.__self__, types.ModuleType):
         return False
     return value.__name__ == _SYMBOL and str(getattr(value.__self__, "__file__", "")).endswith(".so")
@@ -101,7 +101,7 @@ def parameters_of(source: str) -> Mapping[str, tuple[Parameter, ...]]:
 
 
 def _parameter(argtype: object) -> Parameter | None:
-    """What a parameter of C type ``argtype`` holds, or None for a type that is not known."""
+    """The kind of a parameter of C type ``argtype``; None for an unknown type."""
     words = str(argtype).replace("*", " * ").split()
     if words and words[-1] == "*" and words.count("*") == 1:
         return Parameter.READ if words[0] == "const" else Parameter.WRITE

@@ -91,8 +91,8 @@ def _refuse(recorder: Recorder, call: OperatorCall) -> None:
 
 
 def _is_eager(recorder: Recorder, op: OpOverload) -> bool:
-    """Whether a replay calls ``op`` between two segments. One that is not torch's may count, print or communicate, and
-    would do so once more in each comparison."""
+    """True if a replay calls ``op`` between two segments. One outside torch may count, print or communicate, and would
+    do so again in each comparison."""
     return op.namespace not in OWN | COLLECTIVES or is_eager(op, recorder.eager)
 
 
@@ -139,7 +139,7 @@ def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any], sign
     stored: list[torch.Tensor | None] = []
 
     def place(result: torch.Tensor | None) -> torch.Tensor | None:
-        """What the region gets for a result: memory of its own, if it is a fake tensor."""
+        """Give a fake ``result`` memory of its own; return others as they are."""
         fresh = _allocate(recorder, call, result) if isinstance(result, FakeTensor) else None
         if result is not None:
             stored.append(fresh)
@@ -159,7 +159,7 @@ def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any], sign
 
 
 def _moves(recorder: Recorder, tensor: torch.Tensor | None) -> bool:
-    """Whether the memory of a tensor argument is another at replay."""
+    """True if ``tensor`` has other memory at replay: no constant."""
     if tensor is None or recorder.opaque_name(tensor) is not None:
         return False
     return recorder.owner(tensor).kind is not AllocationKind.CONSTANT

@@ -99,7 +99,7 @@ each tensor that it returns, the memory it is copied to (None for one that is an
 
 
 Payload = Kernel | OperatorLaunch | EagerCall
-"""What the native graph is told of a launch."""
+"""A launch's callee, for the native graph."""
 
 
 @dataclass(frozen=True, slots=True)
