@@ -316,7 +316,7 @@ class Graph(Generic[P, R]):
                     memory_limit=settings.memory_limit,
                     verify_every=settings.verify_every,
                     order=settings.order,
-                    launch_passes=self._launches(look, entry),
+                    launch_passes=self._launches(tensors, entry),
                     exempt=entry.exempt,
                 ),
                 held=range(len(entry.plan)),
@@ -335,8 +335,8 @@ class Graph(Generic[P, R]):
             )
         return entry
 
-    def _launches(self, look: Look, entry: Entry) -> LaunchPasses:  # noqa: ARG002 - of loops
-        """The passes over captured launches."""
+    def _launches(self, tensors: Sequence[torch.Tensor], entry: Entry) -> LaunchPasses:  # noqa: ARG002 - of loops
+        """The passes over captured launches. ``tensors``: those of the call, as ``entry.plan`` has them."""
         return self._settings.launches()
 
     # -- calls that are no mere replays --------------------------------------------------------------------------------

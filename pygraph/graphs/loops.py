@@ -162,6 +162,8 @@ class Loop(Graph[..., None]):
         self._each = Graph(iteration, how)
         """An iteration at a time: where the host loops for good."""
         self._on_host = False
+        self._control: torch.Tensor | None = None
+        """Count, limit and stop of the latest call."""
         self._odd: str | None = None
         """Why copies into one state would not do what the host's last loop did."""
         self._turn = RLock()
@@ -203,6 +205,7 @@ class Loop(Graph[..., None]):
                     refusal = Refusal("host-loop", "values of the first state share memory: clone them")
                     self._refused(refusal, (control, state, rows), {"begin": begin})
                 else:
+                    self._control = control
                     self(control, state, rows)
             finally:
                 self._root = self._each._root = outer
@@ -234,9 +237,9 @@ class Loop(Graph[..., None]):
             control[0].add_(1)
             count += 1
 
-    def _launches(self, look: Look, entry: Entry) -> LaunchPasses:
-        """Passes of a loop; its ``control`` is behind what is held."""
-        return LoopPasses(entry.plan.index(len(look.paths)), super()._launches(look, entry))
+    def _launches(self, tensors: Sequence[torch.Tensor], entry: Entry) -> LaunchPasses:
+        number = next(number for number, tensor in enumerate(tensors) if tensor is self._control)
+        return LoopPasses(entry.plan.index(number), super()._launches(tensors, entry))
 
     def _look_up(self, entry: Entry, call: Call, look: Look, containers: Sequence[Any], *, new: bool) -> Any:
         """A comparison of no iteration, or of one, would show little: such a call runs on the host."""

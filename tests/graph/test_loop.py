@@ -509,3 +509,34 @@ def test_a_loop_in_what_dynamo_traces_or_a_graph_captures_runs_whole() -> None:
     for value in (1.0, 2.0, 3.0, 4.0):
         assert compiled(torch.tensor([value])).item() == 8 * value + 1
         assert graph(torch.tensor([value])).item() == 8 * value + 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_that_train_what_is_held(momentum: float, kept: bool) -> None:
+    """Gradients that are there before lie between what is held and what says how often."""
+    model = torch.nn.Linear(4, 1)
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05, momentum=momentum) for each in (model, twin)]
+
+    def training(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
+        def step(state: Any) -> Any:
+            with torch.enable_grad():
+                optimizer.zero_grad(set_to_none=not kept)
+                loss = (net(state[0]) ** 2).mean()
+                loss.backward()
+                optimizer.step()
+            return state[0] * 0.99, loss.detach()
+
+        return step
+
+    ours, theirs = map(training, (model, twin), optimizers)
+    for steps in (3, 3, 4, 5, 3):
+        state = torch.randn(8, 4), torch.randn(())
+        expected = plain(theirs, state, steps)
+        found = pygraph.loop(ours, state, steps=steps, held=[model, optimizers[0]])
+        assert_loop(found, expected)
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            assert_same(one, other)
+            assert_same(one.grad, other.grad)
+    assert found.record.replays > 1 if kept else found.record.reason, found.record
