@@ -66,7 +66,6 @@ class Ledger:
     """The sum of a region.
 
     Args:
-        whole: the sum of all regions of one callable, which decides, if there is one
         attempts: captures that were tried
         spent_us: µs that they took on top of the calls that they were in
         cost_us: µs of the cheapest of them
@@ -75,7 +74,6 @@ class Ledger:
         declined: calls that ran uncaptured because another capture would not have paid
     """
 
-    whole: Ledger | None = None
     attempts: int = 0
     spent_us: float = 0.0
     cost_us: float = 0.0
@@ -84,6 +82,8 @@ class Ledger:
     declined: int = 0
     _replaying: Account = field(default_factory=Account)
     _seen: int = 0
+    _whole: Ledger | None = None
+    """The sum of all regions of one callable, which decides, if there is one."""
 
     def ran(self, account: Account, seconds: float) -> None:
         """An uncaptured call took so long."""
@@ -104,12 +104,12 @@ class Ledger:
 
     @property
     def _sums(self) -> tuple[Ledger, ...]:
-        return (self,) if self.whole is None else (self, self.whole)
+        return (self,) if self._whole is None else (self, self._whole)
 
     @property
     def owed_us(self) -> float:
         """µs that replays have to save until another capture is paid for; at most 0 where it is, or is on credit."""
-        every = self.whole or self
+        every = self._whole or self
         return (every.attempts + 1 - CREDIT) * every.cost_us - every.saved_us
 
     def settle(self, replays: int, account: Account | None = None) -> None:
@@ -136,7 +136,7 @@ class Ledger:
         return agreed
 
     def _pays(self, account: Account, calls: int) -> bool:
-        every = self.whole or self
+        every = self._whole or self
         if not every.attempts or self.owed_us <= 0:
             return True
         cost = every.cost_us

@@ -82,7 +82,7 @@ class Region:
         facts = {"held": frozenset(held), "lent": frozenset(lent), "name": label or name}
         self.owner = live.owner()
         subject = Subject(fn, uncaptured or fn, driver, facts, options, self.owner, origins or {}, on_capture, clock)
-        self._ledger = Ledger(whole) if options.ledger else None
+        self._ledger = Ledger(_whole=whole) if options.ledger else None
         table = VariantTable(options.capture_after - 1)
         self.record = RegionRecord(name, ledger=self._ledger, _table=table)
         self._driver, self._clock = driver, clock
