@@ -665,8 +665,10 @@ get_mutated_tensors = _find(
 higher_order_operators = _find("torch._ops._higher_order_ops")
 
 # -- sizes prepared ahead of real calls -------------------------------------------------------------------------------
-tree_leaves = _find("torch.utils._pytree.tree_leaves", cost="`pygraph.prepare` raises")
-tree_map = _find("torch.utils._pytree.tree_map", cost="`pygraph.prepare` raises")
+tree_leaves = _find("torch.utils._pytree.tree_leaves", cost="`pygraph.prepare` and `pygraph.loop` raise")
+tree_map = _find("torch.utils._pytree.tree_map", cost="`pygraph.prepare` and `pygraph.loop` raise")
+tree_flatten = _find("torch.utils._pytree.tree_flatten", cost="`pygraph.loop` raises")
+tree_unflatten = _find("torch.utils._pytree.tree_unflatten", cost="`pygraph.loop` raises")
 
 # -- callables that are captured as they run --------------------------------------------------------------------------
 pytree_nodes = _find("torch.utils._pytree.SUPPORTED_NODES")

@@ -21,13 +21,13 @@ from threading import RLock
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from pygraph import compat
 from pygraph.graphs.callable import Graph, GraphRecord, How
 from pygraph.graphs.entry import Call, Entry, Look
 from pygraph.graphs.held import PLAIN, Walk, bits_of, named_storages
 from pygraph.program.default import LaunchPasses
-from pygraph.program.loops import Looped as LoopPasses
+from pygraph.program.loops import LoopPasses
 from pygraph.runtime import live
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import reason_of
@@ -172,7 +172,7 @@ class Loop(Graph[..., None]):
 
     def run(self, state: Any, steps: int | torch.Tensor, held: Any) -> Looped:
         """The loop, from ``state`` on."""
-        leaves, structure = pytree.tree_flatten(state)
+        leaves, structure = compat.tree_flatten(state)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if not tensors:
             raise ValueError("the state of a loop has no tensor")
@@ -184,15 +184,15 @@ class Loop(Graph[..., None]):
                 raise ValueError(f"a {type(leaf).__name__} in the state of a loop: make it a pytree, or a tensor")
         device = tensors[0].device
         shared = len({_storage(leaf) for leaf in tensors}) < len(tensors)
-        begin = copy.deepcopy(pytree.tree_map(_detached, state)) if shared else None
+        begin = copy.deepcopy(compat.tree_map(_detached, state)) if shared else None
         leaves = [_copied(leaf) for leaf in leaves]
-        state = pytree.tree_unflatten(leaves, structure)
+        state = compat.tree_unflatten(leaves, structure)
         control = torch.zeros(3, dtype=torch.int64, device=device)  # count, limit, stop
         control[1:2] = steps.reshape(1) if isinstance(steps, torch.Tensor) else steps
         rows, reads = None, None if self.record.replays else _Reads((leaves, held), device)
         _look(self._until, state, control)
         if self._collect is not None:
-            rows = pytree.tree_map(lambda value: _rows(value, steps), self._collect(state))
+            rows = compat.tree_map(lambda value: _rows(value, steps), self._collect(state))
         if reads is not None and reads.changed():
             raise ValueError(
                 "until and collect may only read: one writes to what it is given, or held, or draws numbers"
@@ -210,15 +210,15 @@ class Loop(Graph[..., None]):
             finally:
                 self._root = self._each._root = outer
         if rows is not None:
-            rows = pytree.tree_map(lambda buffer: buffer[: max(int(steps), 0)], rows)
-        return Looped(pytree.tree_unflatten(leaves, structure), control[0], rows, self.record)
+            rows = compat.tree_map(lambda buffer: buffer[: max(int(steps), 0)], rows)
+        return Looped(compat.tree_unflatten(leaves, structure), control[0], rows, self.record)
 
     def _loop_on_host(self, control: torch.Tensor, state: Any, rows: Any, begin: Any = None) -> None:
         """The loop as in Python, in which a step gets what the last one returned, and no copy of that. Where copies
         do, and an iteration is captured by itself, all but the first one are replays. ``begin``: a copy of ``state``
         with memory that is shared."""
-        old, self._odd = pytree.tree_flatten(state), None
-        now = pytree.tree_map(_copied, state) if begin is None else begin
+        old, self._odd = compat.tree_flatten(state), None
+        now = compat.tree_map(_copied, state) if begin is None else begin
         count, limit = control[:2].tolist()
         first = count
         while count < limit and not control[2]:
@@ -267,7 +267,7 @@ def _ends(
 
     def after(control: torch.Tensor, state: Any, rows: Any) -> None:
         if collect is not None:
-            for buffer, value in zip(pytree.tree_leaves(rows), pytree.tree_leaves(collect(state)), strict=True):
+            for buffer, value in zip(compat.tree_leaves(rows), compat.tree_leaves(collect(state)), strict=True):
                 buffer.index_copy_(0, control[:1], value.unsqueeze(0))
         _look(until, state, control)
 
@@ -280,8 +280,8 @@ def _iteration(
     """Iteration that writes the new state over the old."""
 
     def iteration(control: torch.Tensor, state: Any, rows: Any) -> None:
-        old = pytree.tree_flatten(state)
-        _carry(old, step(pytree.tree_unflatten(*old)))  # a step may write to containers
+        old = compat.tree_flatten(state)
+        _carry(old, step(compat.tree_unflatten(*old)))  # a step may write to containers
         after(control, state, rows)
 
     return iteration
@@ -312,7 +312,7 @@ def _carry(old: _Flat, new: Any) -> None:
 
 def _pairs(old: _Flat, new: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The tensors of ``old``, each with that of ``new``. Raises ValueError where that is no state like ``old``."""
-    (leaves, before), (made, after) = old, pytree.tree_flatten(new)
+    (leaves, before), (made, after) = old, compat.tree_flatten(new)
     if before != after:
         raise ValueError(f"the step makes a state of another structure: {after}, from {before}")
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -330,7 +330,7 @@ def _pairs(old: _Flat, new: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def _odd(old: list[Any], new: Any, held: tuple[object], step: Callable[[Any], Any]) -> str | None:
     """Why a state that is copied into the memory of ``old`` would not do what ``new`` does in the next step."""
     tensors = [leaf for leaf in old if isinstance(leaf, torch.Tensor)]
-    made = [leaf for leaf in pytree.tree_leaves(new) if isinstance(leaf, torch.Tensor)]
+    made = [leaf for leaf in compat.tree_leaves(new) if isinstance(leaf, torch.Tensor)]
     storages = {_storage(leaf) for leaf in made}
     if len(storages) < len(made):
         return "values of a state that a step returns share memory"

@@ -23,7 +23,7 @@ _INPUT, _POOL, _CONSTANT = AllocationKind.INPUT, AllocationKind.POOL, Allocation
 
 
 @dataclass(frozen=True)
-class Looped:
+class LoopPasses:
     """Launch passes that make a loop of each captured program.
 
     Args:

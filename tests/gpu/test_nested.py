@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.program.loops import Looped, looped
+from pygraph.program.loops import LoopPasses, looped
 from pygraph.program.recording import LaunchKind
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.discover import Captured, capture
@@ -45,7 +45,7 @@ def expected(args: Sequence[Any], once: Any = iteration) -> Any:
 def captured(driver: Driver, fn: Any, args: Sequence[Any], control: int, order: str = "program") -> Captured:
     fn([arg.clone() for arg in args])
     torch.cuda.synchronize()
-    found = capture(fn, driver, list(args), None, (), order, Looped(control))
+    found = capture(fn, driver, list(args), None, (), order, LoopPasses(control))
     assert isinstance(found, Captured), found
     return found
 

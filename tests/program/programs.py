@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from pygraph.program.dependences import in_lanes, order_of
-from pygraph.program.loops import Looped
+from pygraph.program.loops import LoopPasses
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Geometry, Origin, Recording
 from pygraph.program.steps import with_steps
@@ -69,7 +69,7 @@ def looping(order: str) -> Callable[[], Program]:
     @functools.cache
     def make() -> Program:
         args = [torch.randn(4, 4), torch.randn(4, 4), torch.tensor([0, 3, 0])]
-        found = capture(iterating, HostDriver(), args, None, (), order, Looped(2), name="loop")
+        found = capture(iterating, HostDriver(), args, None, (), order, LoopPasses(2), name="loop")
         assert isinstance(found, Captured), found
         return found.program
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.program.loops import Looped, looped
+from pygraph.program.loops import LoopPasses, looped
 from pygraph.program.recording import LaunchKind
 from pygraph.program.text import parse_program
 from pygraph.program.verify import verify
@@ -43,7 +43,7 @@ def expected(args: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def captured(fn: Any, args: Sequence[Any], control: int, order: str = "program") -> Captured:
-    found = capture(fn, DRIVER, list(args), None, (), order, Looped(control))
+    found = capture(fn, DRIVER, list(args), None, (), order, LoopPasses(control))
     assert isinstance(found, Captured), found
     return found
 
@@ -135,7 +135,7 @@ def test_what_needs_the_host_is_refused() -> None:
         (returns, (), "memory"),
     ):
         with pytest.raises(CaptureError, match=said) as caught:
-            capture(fn, DRIVER, [torch.ones(4), torch.ones(4)], None, eager, "program", Looped(0))
+            capture(fn, DRIVER, [torch.ones(4), torch.ones(4)], None, eager, "program", LoopPasses(0))
         assert caught.value.reason == "host-loop"
 
 
