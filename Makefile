@@ -97,7 +97,7 @@ sanitize: $(READY)  ## tests of the native halves, compiled with the sanitizers 
 	CXX=$(CURDIR)/tools/sanitized-c++ TORCHINDUCTOR_CACHE_DIR=$(or $(TMPDIR),/tmp)/torchinductor-sanitized ATEN_CPU_CAPABILITY=default \
 		LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so) $$(c++ -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-		$(BIN)/python -m pytest -q -m 'not gpu and not sweep' tests/runtime/host tests/runtime/test_guards.py tests/property/test_eager_programs.py
+		$(BIN)/python -m pytest -q -m 'not gpu and not sweep' tests/runtime/host tests/graph/test_reading.py tests/graph/test_loop.py tests/property/test_eager_programs.py
 
 fuzz: $(READY)  ## texts of graphs and of launch programs, mutated: each is read back, or refused by a ParseError
 	$(BIN)/python tools/fuzz.py $(FUZZ)
