@@ -14,6 +14,7 @@ from pygraph.program.loops import LoopPasses, looped
 from pygraph.program.recording import LaunchKind
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.discover import Captured, capture
+from tests.runtime.host.test_nested import doubles
 
 
 def iteration(args: list[Any]) -> Sequence[Any]:
@@ -33,7 +34,7 @@ def given(count: int, stop: int = 0) -> list[Any]:
 
 
 def expected(args: Sequence[Any], once: Any = iteration) -> Any:
-    """What a loop of the host leaves of the first argument."""
+    """First argument as a loop of the host leaves it."""
     args = [arg.clone() for arg in args]
     control = args[-1]
     while control[0] < control[1] and not control[2]:
@@ -64,13 +65,6 @@ def test_a_loop_runs_as_often_as_it_is_told_at_any_address(driver: Driver, order
 
 
 def test_a_loop_ends_where_its_body_says_so(driver: Driver) -> None:
-    def doubles(args: list[Any]) -> Sequence[Any]:
-        x, control = args
-        args.clear()
-        x.mul_(2)
-        control[2:].copy_(x > 60)
-        return []
-
     made = captured(driver, doubles, [torch.ones(1, device="cuda"), torch.tensor([0, 9, 0], device="cuda")], 1)
     for count, end, ran in ((9, 64, 6), (6, 64, 6), (5, 32, 5)):
         x, control = torch.ones(1, device="cuda"), torch.tensor([0, count, 0], device="cuda")

@@ -1,4 +1,4 @@
-"""What is written down of a capture: where the tensors of its operators lie."""
+"""Log of a capture: where the tensors of its operators lie."""
 
 from __future__ import annotations
 

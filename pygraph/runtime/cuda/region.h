@@ -39,8 +39,8 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
  public:
   // `segments`: each one's graph and instance, which are handed over; both 0 for the first, if that is torch's `graph`.
   // `nodes`: those that are patched. `offset`: where the generator's offset lies on the device, for a region with eager
-  // calls between launches that draw; else 0. `advancing`: where seed and offset lie, if the device advances the offset, in
-  // a loop that draws; else both 0.
+  // calls between launches that draw; else 0. `advancing`: where seed and offset lie, if the device advances the offset,
+  // in a loop that draws; else both 0.
   CudaRegion(
       const py::object& described,
       std::shared_ptr<at::cuda::CUDAGraph> graph,

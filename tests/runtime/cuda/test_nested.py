@@ -69,7 +69,7 @@ class Driver:
 
 
 class Native:
-    """What the native half is told."""
+    """Description that the native half is given."""
 
     def KernelNode(self, handle: int, segment: int, blob: bytes, layout: Any) -> Any:
         return handle, segment, blob, layout

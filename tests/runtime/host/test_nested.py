@@ -59,14 +59,15 @@ def test_a_loop_runs_as_often_as_it_is_told_at_any_address(order: str) -> None:
         assert args[2].tolist() == [max(count, 0) * (not stop), count, stop]
 
 
-def test_a_loop_ends_where_its_body_says_so() -> None:
-    def doubles(args: list[Any]) -> Sequence[Any]:
-        x, control = args
-        args.clear()
-        x.mul_(2)
-        control[2:].copy_(x > 60)
-        return []
+def doubles(args: list[Any]) -> Sequence[Any]:
+    x, control = args
+    args.clear()
+    x.mul_(2)
+    control[2:].copy_(x > 60)
+    return []
 
+
+def test_a_loop_ends_where_its_body_says_so() -> None:
     made = captured(doubles, [torch.ones(1), torch.tensor([0, 9, 0])], 1)
     for count, end, ran in ((9, 64, 6), (6, 64, 6), (5, 32, 5)):
         x, control = torch.ones(1), torch.tensor([0, count, 0])
