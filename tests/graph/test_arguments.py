@@ -258,12 +258,12 @@ def test_dropout_draws_from_the_state_of_today() -> None:
 
 
 def test_a_compiled_function_inside_is_captured_as_it_is_compiled() -> None:
-    inner = torch.compile(lambda x: torch.relu(x * 2).sin() + 1, backend="pygraph")
+    inner = torch.compile(lambda x: torch.relu(x * 2) + 1, backend="pygraph")
     graph = pygraph.graph(lambda x: inner(x) * 3)
     for call in range(5):
         x = torch.randn(4, 4)
         result = is_replay(graph, x) if call > 1 else graph(x)
-        assert_same(result, (torch.relu(x * 2).sin() + 1) * 3)
+        assert_same(result, (torch.relu(x * 2) + 1) * 3)
     assert graph.record.regions[0].launches == 2
 
 
