@@ -24,7 +24,7 @@ import torch
 
 from pygraph import compat
 from pygraph.graphs.callable import Graph, GraphRecord, How
-from pygraph.graphs.entry import Call, Entry, Look
+from pygraph.graphs.entry import Call, Entry, Look, signature_of
 from pygraph.graphs.held import PLAIN, Walk, bits_of, named_storages
 from pygraph.program.default import LaunchPasses
 from pygraph.program.loops import LoopPasses
@@ -36,8 +36,9 @@ from pygraph.runtime.variants import State
 _KNOWN = 64
 """Loops that are known at the same time."""
 
-_COMPARED = 2
-"""Iterations that a replay is compared in, at least."""
+_LEAST, _COMPARED = 2, 4
+"""Iterations that a replay is compared in: so many at least, and at most. What an iteration does, the body of the loop
+does; in many, sums whose last bits vary from run to run end in other integers, such as tokens, in any two runs."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,8 @@ class Loop(Graph[..., None]):
         """Count, limit and stop of the latest call."""
         self._odd: str | None = None
         """Why copies into one state would not do what the host's last loop did."""
+        self._latest: Any = None
+        """The state that the host's last loop ended with, where it may go on."""
         self._turn = RLock()
         """Of the thread that runs it: what is held is that of its call."""
         self._answering = self._loop_on_host
@@ -209,14 +212,15 @@ class Loop(Graph[..., None]):
                     self(control, state, rows)
             finally:
                 self._root = self._each._root = outer
+                self._latest = None
         if rows is not None:
             rows = compat.tree_map(lambda buffer: buffer[: max(int(steps), 0)], rows)
         return Looped(compat.tree_unflatten(leaves, structure), control[0], rows, self.record)
 
     def _loop_on_host(self, control: torch.Tensor, state: Any, rows: Any, begin: Any = None) -> None:
         """The loop as in Python, in which a step gets what the last one returned, and no copy of that. Where copies
-        do, and an iteration is captured by itself, all but the first one are replays. ``begin``: a copy of ``state``
-        with memory that is shared."""
+        do, and an iteration is captured by itself, all but the first one are replays. ``begin``: what the step is given
+        first, if that is not a copy of ``state``."""
         old, self._odd = compat.tree_flatten(state), None
         now = compat.tree_map(_copied, state) if begin is None else begin
         count, limit = control[:2].tolist()
@@ -232,6 +236,7 @@ class Loop(Graph[..., None]):
             if self._on_host and self._odd is None:
                 break
         _carry(old, now)
+        self._latest = None if self._on_host and self._odd is None else now
         while self._on_host and self._odd is None and count < limit and not control[2]:
             self._each(control, state, rows)
             control[0].add_(1)
@@ -242,13 +247,18 @@ class Loop(Graph[..., None]):
         return LoopPasses(entry.plan.index(number), super()._launches(tensors, entry))
 
     def _look_up(self, entry: Entry, call: Call, look: Look, containers: Sequence[Any], *, new: bool) -> Any:
-        """A comparison of no iteration, or of one, would show little: such a call runs on the host."""
-        _, limit, stop = call.args[0].tolist()
-        if limit < _COMPARED or stop:
+        """A comparison of no iteration, or of one, would show little: such a call runs on the host. Of others, the
+        iterations that may be compared come first."""
+        control = call.args[0]
+        _, limit, stop = control.tolist()
+        if limit < _LEAST or stop:
             return self._run(call.args, call.kwargs)
         self._odd = None
-        result = super()._look_up(entry, call, look, containers, new=new)
-        record = entry.region.record
+        record, replays = entry.region.record, self.record.replays
+        known = record.state is State.UNCAPTURED or signature_of(call.tensors) in entry.pending
+        control[1] = limit if known else min(limit, _COMPARED)
+        super()._look_up(entry, call, look, containers, new=new)
+        control[1] = limit
         if self._odd is None and any(left.places for left in entry.left):
             self._odd = "an iteration changes attributes, or containers, that are held"
         if self._odd is not None and record.state is not State.UNCAPTURED:
@@ -257,7 +267,13 @@ class Loop(Graph[..., None]):
             self._note(found)
         refusal = next(reversed(record.refusals.values()), None)
         self._on_host = record.state is State.UNCAPTURED and not (refusal and reason_of(refusal.reason).may_pass)
-        return result
+        if known or limit <= _COMPARED:
+            return None
+        if self.record.replays == replays:
+            state, rows = call.args[1:]
+            return self._loop_on_host(control, state, rows, self._latest)
+        self.record.replays = replays  # two replays are one call
+        return super()._look_up(entry, call, look, containers, new=False)
 
 
 def _ends(

@@ -12,6 +12,7 @@ transformers 5.23.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -81,7 +82,7 @@ def generate(
         raise ValueError(f"a cache of {size} tokens holds no text of {length + max_new_tokens}")
     ends = () if eos_token_id is None else (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
     cache = _cache(model, batch, size)
-    forward = _forward(model)
+    forward = _forward(cast("Any", type(model)), model.device.type)
 
     def choose(logits: torch.Tensor) -> torch.Tensor:
         scores = logits[:, -1].to(torch.float32)
@@ -92,7 +93,7 @@ def generate(
         prepared = model.prepare_inputs_for_generation(
             token, past_key_values=cache, attention_mask=seen, position_ids=position, use_cache=True
         )
-        new = choose(forward(**prepared, return_dict=True).logits)
+        new = choose(forward(model, **prepared, return_dict=True).logits)
         if ends:
             new = torch.where(finished, pad_token_id, new)
             finished = finished | _is_any(new, ends)
@@ -136,12 +137,12 @@ def _cache(model: Any, batch: int, size: int) -> StaticCache:
     return cache
 
 
-def _forward(model: Any) -> Callable[..., Any]:
-    """Forward of a decoding step: compiled by Inductor, except on a CPU."""
-    if model.device.type == "cpu":
-        return cast("Callable[..., Any]", model.__call__)
-    config: Any = CompileConfig(backend="inductor", mode=cast("Any", None))
-    return cast("Callable[..., Any]", model.get_compiled_call(config))
+@functools.cache
+def _forward(kind: Any, device: str) -> Callable[..., Any]:
+    """Forward of a decoding step, of any model of this class: compiled by Inductor, except on a CPU. The one that a
+    model keeps (``get_compiled_call``) is another after each call of ``model.generate``."""
+    forward: Callable[..., Any] = kind.__call__
+    return forward if device == "cpu" else torch.compile(forward)
 
 
 def _token(state: Any) -> torch.Tensor:

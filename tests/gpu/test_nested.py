@@ -119,7 +119,7 @@ def test_a_loop_within_a_loop(driver: Driver) -> None:
         counts = (torch.tensor([0, outer, 0], device="cuda") for outer in (4, 3))
         return [torch.zeros(1, device="cuda"), *counts]
 
-    inside = captured(driver, step, args_of(), 2)
+    inside = captured(driver, step, args_of(), 2, "dependences")
     made = driver.instantiate(looped(inside.program, 1))
     x, outer, inner = args_of()
     made.replay([x, outer, inner])
@@ -152,7 +152,7 @@ def test_random_numbers_are_those_of_the_host(driver: Driver) -> None:
 
 
 def test_a_loop_within_a_loop_that_draws_needs_the_host(driver: Driver) -> None:
-    inner = captured(driver, drawing, drawn(3), 1)
+    inner = captured(driver, drawing, drawn(3), 1, "dependences")
     with pytest.raises(CaptureError, match="draws random numbers") as caught:
         driver.instantiate(looped(inner.program, 1))
     assert caught.value.reason == "host-loop"

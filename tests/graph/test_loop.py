@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 
 import pygraph
 from pygraph.graphs import Looped
+from pygraph.runtime import life
+from pygraph.runtime.compare import compare
 from tests.graph.calls import assert_same
 
 WEIGHT = torch.randn(4, 4)
@@ -540,3 +542,21 @@ def test_steps_that_train_what_is_held(momentum: float, kept: bool) -> None:
             assert_same(one, other)
             assert_same(one.grad, other.grad)
     assert found.record.replays > 1 if kept else found.record.reason, found.record
+
+
+def test_a_few_iterations_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums that vary from run to run end in other integers after many, in any two runs."""
+    limits = []
+
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state * 0.99 + state.sum() * 1e-3
+
+    def noted(fn: Any, driver: Any, executable: Any, args: Any, *more: Any, **facts: Any) -> Any:
+        limits.append(args[0].tolist())
+        return compare(fn, driver, executable, args, *more, **facts)
+
+    monkeypatch.setattr(life, "compare", noted)
+    for steps in (50, 60, 70):
+        state = torch.randn(4, 4)
+        assert_loop(pygraph.loop(step, state, steps=steps), plain(step, state, steps))
+    assert limits == [[0, 4, 0]]
