@@ -20,7 +20,7 @@ CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py te
 SCALAR := ATEN_CPU_CAPABILITY=default TORCHINDUCTOR_CACHE_DIR=$(or $(TMPDIR),/tmp)/torchinductor-scalar
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu bench bench-gpu docs \
+.PHONY: help demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu bench bench-gpu results docs \
 	operators wheels wheels-check sanitize fuzz mutants locked requirements lint types imports check clean
 
 help:  ## this list
@@ -117,6 +117,9 @@ bench-gpu: $(READY)  ## the suite, side by side with eager, Inductor's modes and
 	$(BIN)/python benchmarks/replay_time.py --out bench-results/replay-time.json
 	$(BIN)/python benchmarks/warm_start.py --device cuda --out bench-results/warm-start.json
 	$(BIN)/python benchmarks/sizes.py --device cuda --out bench-results/sizes.json
+
+results: $(READY)  ## docs/results.md, docs/timeline.svg and the README's table, from benchmarks/results
+	$(BIN)/python -m benchmarks.page
 
 lint: $(READY)  ## style and format
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
-"""Pictures of a document of results (matplotlib): gains over Inductor's modes, and memory."""
+"""Pictures of results: gains over Inductor's modes and memory (matplotlib), and the timeline of a call (SVG)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from pygraph.bench.sides import BASELINES, OURS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["PICTURES", "draw"]
+__all__ = ["PICTURES", "draw", "timeline"]
 
 PICTURES = {"gains": ("Gains over Inductor's modes", "wall_us"), "memory": ("Reserved memory", "reserved_bytes")}
 """Title, and the ratio that is drawn, by the word that ends the file's name."""
@@ -71,3 +72,39 @@ def _panel(axis: Axes, rows: Document, side: str, key: str) -> None:
     axis.grid(axis="x", linewidth=0.4, alpha=0.6)
     axis.set_axisbelow(True)
     axis.tick_params(labelsize=7)
+
+
+_WIDTH, _LEFT = 760, 130
+_STYLE = """\
+  text { font: 12px sans-serif; fill: #444 }
+  .host { fill: #D55E00 } .gpu { fill: #0072B2 } line { stroke: #888 }
+  @media (prefers-color-scheme: dark) { text { fill: #ccc } }"""
+
+
+def timeline(times: Mapping[str, tuple[float, float]], launches: int, title: str) -> str:
+    """An SVG of the host and the GPU during one call of each side.
+
+    ``times`` are µs of the host and of the whole call, by side. The last side keeps the GPU busy all the time; the
+    others run the same kernels, spread evenly over their time.
+    """
+    longest = max(wall for _, wall in times.values())
+    busy = list(times.values())[-1][1]
+    scale = (_WIDTH - _LEFT - 70) / longest
+    parts = [f'<text x="8" y="18">{title}: µs of one call, {launches} kernels</text>']
+    y = 34
+    for side, (host, wall) in times.items():
+        parts.append(f'<text x="8" y="{y + 29}">{side}</text>')
+        parts.append(f'<text x="88" y="{y + 12}">host</text><text x="88" y="{y + 32}">GPU</text>')
+        parts.append(f'<rect class="host" x="{_LEFT}" y="{y}" width="{host * scale:.1f}" height="15"/>')
+        if wall > 1.1 * busy:
+            step, width = (wall * scale) / launches, max((busy * scale) / launches, 0.5)
+            starts = (_LEFT + step * (place + 1) - width for place in range(launches))
+            bars = "".join(f"M{start:.1f} {y + 20}h{width:.1f}v15h-{width:.1f}z" for start in starts)
+            parts.append(f'<path class="gpu" d="{bars}"/>')
+        else:
+            parts.append(f'<rect class="gpu" x="{_LEFT}" y="{y + 20}" width="{wall * scale:.1f}" height="15"/>')
+        parts.append(f'<text x="{_LEFT + wall * scale + 6:.1f}" y="{y + 32}">{wall:,.0f}</text>')
+        y += 54
+    size = f'viewBox="0 0 {_WIDTH} {y}" width="{_WIDTH}" height="{y}"'
+    body = "\n".join(parts)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>\n{_STYLE}\n</style>\n{body}\n</svg>\n'

@@ -1,0 +1,565 @@
+"""``docs/results.md`` and the README's table and picture, from the files in ``benchmarks/results``.
+
+    python -m benchmarks.page [--check]
+
+Newer results replace older ones, figure by figure: files are read in the order of ``commits.json``, which names the
+commit that each was kept in. A file that it does not list comes last, and has no commit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.pictures import timeline
+from pygraph.bench.render import LOSS, line, with_head
+
+__all__ = ["COMMITS", "RESULTS", "Results", "pages"]
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+COMMITS = "commits.json"
+
+OURS, STEP = "pygraph", "step"
+PARTS = ("eager", "default", "reduce-overhead", "make-graphed-callables", "whole-step")
+"""Sides that compiled models are compared with, as columns."""
+MEMORY = ("default", "reduce-overhead", OURS)
+"""Sides whose reserved memory is shown."""
+STEPS = ("default", "reduce-overhead", "make-graphed-callables", "whole-step")
+"""Sides that whole training steps are compared with."""
+RANKS = ("default", "reduce-overhead", "pygraph", "measured-collectives", "step")
+"""Sides of programs of several processes."""
+README = {
+    "bert-1": "BERT-base, batch 1",
+    "gpt2-1": "GPT-2, batch 1",
+    "resnet50-1": "ResNet-50, batch 1",
+    "decode-kv": "decode step, KV caches written in place",
+    "pointwise-256mb": "pointwise chain, new inputs of 256 MB in each call",
+    "llama-1b-training": "Llama, 1 billion parameters, training step",
+}
+"""Rows of the README's table, by workload."""
+WORDS = {"wrong": "wrong results", "does not apply": "n/a", "failed": "fails"}
+"""In place of a ratio, by status of a side."""
+SUITE = "python -m benchmarks"
+COMMANDS = {
+    "by_hand": "python benchmarks/by_hand.py",
+    "loops": "python benchmarks/loops.py",
+    "new_sizes": "python benchmarks/new_sizes.py",
+    "capture-cost": "python benchmarks/capture_cost.py",
+    "warm-start": "python benchmarks/warm_start.py --device cuda",
+    "calibration": "pygraph calibrate",
+    "distributed": "python benchmarks/distributed.py",
+    "collectives": "python benchmarks/distributed.py",
+    "versions": "python benchmarks/versions.py",
+    "step-compile-time": "python benchmarks/compile_time.py --step bert-small-training",
+    "generate": "not kept",
+}
+"""Commands by the beginning of a file's name; all others are of the suite."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A kept file of results.
+
+    path: below ``benchmarks/results``.
+    commit: that the file was kept in; the code that ran is that of its parent, or little older.
+    found: its content.
+    """
+
+    path: str
+    commit: str
+    found: Any
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).stem
+
+    @property
+    def date(self) -> str:
+        return str(re.findall(r"\d{4}-\d\d-\d\d", self.path)[0])
+
+    @property
+    def machine(self) -> str:
+        """GPUs by the folder's name: ``h200x2`` are two."""
+        kind, _, count = self.path.partition("-")[0].partition("x")
+        return f"{count} {kind.upper()}" if count else kind.upper()
+
+    @property
+    def command(self) -> str:
+        return next((command for begin, command in COMMANDS.items() if self.name.startswith(begin)), SUITE)
+
+    @property
+    def is_suite(self) -> bool:
+        return isinstance(self.found, dict) and {"machine", "settings", "workloads"} <= self.found.keys()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure, or a word in its place, and the run that it is from."""
+
+    text: str
+    run: Run
+    ratio: float | None = None
+    lost: bool = False
+
+
+class Results:
+    """Kept results, oldest first."""
+
+    def __init__(self, folder: Path = RESULTS) -> None:
+        commits = json.loads((folder / COMMITS).read_text(encoding="utf-8"))
+        paths = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*.json")) if path.name != COMMITS]
+        paths.sort(key=lambda path: list(commits).index(path) if path in commits else len(commits))
+        read = {path: json.loads((folder / path).read_text(encoding="utf-8")) for path in paths}
+        self.runs = [Run(path, commits.get(path, "–"), found) for path, found in read.items()]
+        self.used: dict[str, Run] = {}
+
+    def named(self, begin: str) -> list[Run]:
+        """Runs whose file's name begins so."""
+        return [run for run in self.runs if run.name.startswith(begin)]
+
+    @property
+    def suites(self) -> list[Run]:
+        return [run for run in self.runs if run.is_suite]
+
+    def mark(self, run: Run) -> str:
+        """The mark that leads to ``run`` in the list of runs."""
+        self.used.setdefault(run.path, run)
+        return f"<sup>{list(self.used).index(run.path) + 1}</sup>"
+
+    def show(self, cell: Cell | None) -> str:
+        if cell is None:
+            return "–"
+        return (f"**{cell.text}**" if cell.lost else cell.text) + self.mark(cell.run)
+
+    @cached_property
+    def parts(self) -> dict[str, dict[str, Cell]]:
+        """Newest ratio of ``torch.compile(backend="pygraph")`` over each side, by workload."""
+        cells: dict[str, dict[str, Cell]] = {}
+        for run in self.suites:
+            for name, row in run.found["workloads"].items():
+                for side, each in row["sides"].items():
+                    ratio = row["ratios"].get(side, {}).get("wall_us")
+                    if ratio is not None:
+                        cells.setdefault(name, {})[side] = ratio_cell(ratio, run)
+                    elif OURS in row["sides"] and each["status"] in WORDS:
+                        cells.setdefault(name, {})[side] = Cell(WORDS[each["status"]], run)
+        return cells
+
+    @cached_property
+    def steps(self) -> dict[str, dict[str, Cell]]:
+        """Newest ratio of ``pygraph.train_step`` over each side, by workload: the median within rounds."""
+        cells: dict[str, dict[str, Cell]] = {}
+        for run in self.suites:
+            for name, row in run.found["workloads"].items():
+                if row["sides"].get(STEP, {}).get("status") != "ok":
+                    continue
+                for side, each in row["sides"].items():
+                    both = [r for r in row.get("rounds", ()) if side in r and STEP in r]
+                    rounds = [r[side]["wall_us"] / r[STEP]["wall_us"] for r in both]
+                    if each["status"] in WORDS:
+                        cells.setdefault(name, {})[side] = Cell(WORDS[each["status"]], run)
+                    elif side != STEP and rounds:
+                        cells.setdefault(name, {})[side] = ratio_cell({"ratio": statistics.median(rounds)}, run)
+        return cells
+
+    def row(self, name: str, *sides: str) -> tuple[Run, Mapping[str, Any]] | None:
+        """The newest measurement of a workload that has all ``sides``, right."""
+        for run in reversed(self.suites):
+            row = run.found["workloads"].get(name)
+            if row and all(row["sides"].get(side, {}).get("status") == "ok" for side in sides):
+                return run, row
+        return None
+
+
+def ratio_cell(found: Mapping[str, Any], run: Run) -> Cell:
+    """A ratio, with half of its interval where that is known."""
+    text = f"{found['ratio']:.2f}"
+    if found.get("interval"):
+        text += f" ± {(found['interval'][1] - found['interval'][0]) / 2:.2f}"
+    return Cell(text, run, found["ratio"], found["ratio"] < LOSS)
+
+
+def mean(ratios: Iterable[float | None]) -> tuple[float, int]:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return statistics.geometric_mean(known), len(known)
+
+
+def megabytes(value: float | None) -> str:
+    return "–" if value is None else f"{value / 2**20:,.0f}"
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
+def summary(results: Results) -> list[str]:
+    lines = []
+    for side in PARTS:
+        ratio, count = mean(cells[side].ratio for cells in results.parts.values() if side in cells)
+        lines.append(line(f'`torch.compile(backend="pygraph")` over `{side}`', bold(ratio), str(count)))
+    for side in STEPS:
+        ratio, count = mean(cells[side].ratio for cells in results.steps.values() if side in cells)
+        lines.append(line(f"`pygraph.train_step` over `{side}`", bold(ratio), str(count)))
+    return with_head(["", "geometric mean of wall time", "workloads"], lines)
+
+
+def bold(ratio: float) -> str:
+    return f"**{ratio:.2f}**" if ratio < LOSS else f"{ratio:.2f}"
+
+
+def compiled(results: Results, kind: str) -> list[str]:
+    lines = []
+    kinds = {name: row["kind"] for run in results.suites for name, row in run.found["workloads"].items()}
+    for name, cells in sorted(results.parts.items()):
+        if kinds[name] != kind or not any(cell.ratio for cell in cells.values()):
+            continue
+        newest = results.row(name, *MEMORY) or results.row(name, OURS)
+        memory = [megabytes(newest[1]["sides"].get(s, {}).get("reserved_bytes")) for s in MEMORY] if newest else []
+        lines.append(line(name, *(results.show(cells.get(side)) for side in PARTS), ", ".join(memory)))
+    return with_head(["workload", *(f"over `{side}`" for side in PARTS), "reserved MB"], lines)
+
+
+def whole(results: Results) -> list[str]:
+    lines = []
+    for name, cells in sorted(results.steps.items()):
+        both = results.row(name, STEP, "default")
+        ours, theirs = (both[1]["sides"][side].get("peak_bytes") if both else None for side in (STEP, "default"))
+        share = f"{ours / theirs:.2f}" if ours and theirs else "–"
+        lines.append(line(name, *(results.show(cells.get(side)) for side in STEPS), share))
+    return with_head(["workload", *(f"over `{side}`" for side in STEPS), "peak memory, of default's"], lines)
+
+
+def orders(results: Results) -> list[str]:
+    lines = []
+    for cells, side in ((results.parts, "program-order"), (results.steps, "step-program-order")):
+        lines += [line(name, results.show(found[side])) for name, found in cells.items() if side in found]
+    return with_head(["workload", "`measured` over `program`"], sorted(lines))
+
+
+CALLABLES = {
+    "decode": "decoding step, attention over caches",
+    "vit-b": "ViT-B",
+    "lstm-20": "cuDNN's LSTM, training step with AdamW, batch 20",
+    "lstm-256": "the LSTM, batch 256",
+    "unet": "UNet of latent diffusion",
+    "mlp": "8 linear layers",
+    "gcn": "graph network, other edges in each call",
+    "two-streams": "two streams",
+    "held-300": "150 layers, 300 held tensors",
+    "refused": "a step that is refused, over eager",
+    "pieces": "17 pieces of a Llama, vLLM's interface",
+    "pieces-small": "17 pieces of a smaller Llama",
+}
+
+
+def callables(results: Results) -> list[str]:
+    newest: dict[str, tuple[Run, Any]] = {}
+    for run in results.named("by_hand"):
+        newest |= {name: (run, row) for name, row in run.found["rows"].items() if "ratio" in row}
+    lines = []
+    for name, (run, row) in newest.items():
+        hosts = [f"{row[side]['host us']:,.0f}" if side in row else "–" for side in ("by hand", "ours")]
+        cell = Cell(f"{row['ratio']:.2f}", run, row["ratio"], row["ratio"] < LOSS)
+        lines.append(line(CALLABLES.get(name, name), results.show(cell), *hosts))
+    return with_head(["callable", "over capture by hand", "µs of the host, by hand", "`pygraph.graph`"], lines)
+
+
+def loops(results: Results) -> list[str]:
+    newest: dict[str, tuple[Run, Any]] = {}
+    for run in results.named("loops"):
+        newest |= {name: (run, row) for name, row in run.found["rows"].items() if "sides" in row}
+    lines = []
+    for name, (run, row) in newest.items():
+        ours = row["sides"]["loop"]["ms"]
+        sides = [row["sides"].get(side) for side in ("replays", "by hand")]
+        ratios = [side and side["ms"] / ours for side in sides]
+        over = [results.show(ratio and Cell(f"{ratio:.2f}", run, ratio, ratio < LOSS)) for ratio in ratios]
+        lines.append(line(name, *over, f"{ours:,.2f}"))
+    return with_head(["loop", "over replays of one step", "over capture by hand", "ms"], lines)
+
+
+def sizes(results: Results) -> list[str]:
+    lines: list[str] = []
+    prepared = [(run, row) for run in results.named("new_sizes") for row in run.found["rows"].get("prepared", ())]
+    if prepared:
+        run, row = prepared[-1]
+        lines.append(
+            f"- **Prepared sizes**{results.mark(run)}: {row['sizes']} batch sizes of a decode step with "
+            f"{row['parameters'] / 1e9:.1f} billion parameters take {row['ours']['seconds']:.1f} s "
+            f"(captured by hand, compared with nothing: {row['by hand']['seconds']:.1f} s) and "
+            f"{megabytes(row['ours']['bytes'])} MB (by hand: {megabytes(row['by hand']['bytes'])} MB)."
+        )
+    words = {"position": "positions that are Python ints, in turn", "graphs": "sizes of a graph network, in turn"}
+    for name, what in words.items():
+        rows = [(run, row) for run in results.named("new_sizes") for row in run.found["rows"].get(name, ())]
+        if rows:
+            run, row = rows[-1]
+            passes = ", ".join(f"{each['over default']:.2f}" for each in row["passes"])
+            lines.append(f"- **{row['calls']} {what}**{results.mark(run)}, over `default`, pass by pass: {passes}.")
+    for run in results.named("capture-cost")[-1:]:
+        costs = [each["ratios"] for each in run.found["programs"].values()]
+        once, twice = ([f"{cost[key]:.0f}" for cost in costs] for key in ("host_us captured", "host_us captured twice"))
+        lines.append(
+            f"- **A capture**{results.mark(run)} takes the host as long as {' and '.join(once)} uncaptured calls of "
+            f"{' and '.join(run.found['programs'])}, and {' and '.join(twice)} where slots are not known yet."
+        )
+    return lines
+
+
+def compilation(results: Results) -> list[str]:
+    lines = []
+    for run in results.named("warm-start")[-1:]:
+        count = len(run.found["programs"])
+        lines.append(
+            f"- **From warm caches**{results.mark(run)}, the first call returns after {run.found['warm']:.2f} of plain "
+            f"Inductor's time, and the first replay after {run.found['until replay']:.2f}; from empty ones, after "
+            f"{run.found['cold']:.2f} (geometric means of {count} programs)."
+        )
+    for run in results.named("step-compile-time")[-1:]:
+        lines.append(
+            f"- **`pygraph.train_step`**{results.mark(run)} takes {run.found['ratio']:.2f} of `default`'s time to "
+            f"compile {run.found['workload']}."
+        )
+    for run in results.named("calibration")[-1:]:
+        error = run.found["errors"]["device"]
+        lines.append(
+            f"- **The device model**{results.mark(run)} predicts an operator's device time within a factor of "
+            f"{error['median']:.2f} for half of {error['count']} programs, {error['tenth']:.2f} for nine in ten."
+        )
+    return lines
+
+
+def generation(results: Results) -> list[str]:
+    lines = []
+    for run in results.named("generate")[-1:]:
+        llama = [row for row in run.found if row["what"] == "llama"]
+        for batch in sorted({row["batch"] for row in llama}):
+            theirs, ours = (
+                statistics.median(row["median"] for row in llama if (row["side"], row["batch"]) == (side, batch))
+                for side in ("reduce-overhead", OURS)
+            )
+            cell = Cell(f"{theirs / ours:.2f}", run, theirs / ours, theirs / ours < LOSS)
+            lines.append(line(f"batch {batch}", f"{theirs:.0f}", f"{ours:.0f}", results.show(cell)))
+    return with_head(["", "`reduce-overhead`, ms", "PyGraph, ms", "over `reduce-overhead`"], lines)
+
+
+def ranks(results: Results) -> list[str]:
+    """Of each workload, the newest run with ``default`` and the newest with captured collectives."""
+    groups: dict[tuple[str, str, str], dict[str, Any]] = {}
+    runs: dict[tuple[str, str, str], Run] = {}
+    for run in (*results.named("distributed"), *results.named("collectives")):
+        rows = run.found if isinstance(run.found, list) else run.found["rows"]
+        for row in rows:
+            key = (row["workload"], run.path, str(row.get("run", row.get("version", ""))))
+            groups.setdefault(key, {})[side_of(row)] = row
+            runs[key] = run
+    chosen: dict[tuple[str, str], tuple[str, str, str]] = {}
+    for key, sides in groups.items():
+        ours = {OURS, STEP, "measured-collectives"} & sides.keys()
+        for kind in ("default", "measured-collectives"):
+            if kind in sides and ours:
+                chosen[key[0], kind] = key
+    lines = []
+    for key in dict.fromkeys(chosen[name] for name in sorted(chosen)):
+        cells = [rank_cell(groups[key].get(side)) for side in RANKS]
+        lines.append(line(f"{key[0]}{results.mark(runs[key])}", *cells))
+    return with_head(["workload, µs of a step", *(f"`{side}`" for side in RANKS)], lines)
+
+
+def side_of(row: Mapping[str, Any]) -> str:
+    """Names of sides changed: captured collectives were the default for some days."""
+    if any("collectives are captured" in note for note in row.get("notes", ())):
+        return "measured-collectives"
+    renamed = {"captured-collectives": "measured-collectives", "eager-collectives": OURS}
+    side: str = row["side"]
+    return renamed.get(side, side)
+
+
+def rank_cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row['us']:,.0f} ({row['best_us']:,.0f})" + ("" if row["right"] else ", not eager's")
+
+
+def versions(results: Results) -> list[str]:
+    """The newest comparison that says which versions it is of. Pairs that were measured later count alone."""
+    lines = []
+    for run in [run for run in results.named("versions") if "versions" in run.found][-1:]:
+        pairs = {**run.found["workloads"], **run.found.get("later", {}).get("workloads", {})}
+        ratios = {
+            name: statistics.median(pair["ratio"] for pair in found if "ratio" in pair) for name, found in pairs.items()
+        }
+        overall, count = mean(ratios.values())
+        apart = [f"{name} {ratio:.2f}" for name, ratio in sorted(ratios.items()) if not 0.95 <= ratio <= 1.05]
+        between = f"{run.found['versions']['old']} over {run.found.get('later', run.found)['versions']['new']}"
+        rest = f"Beyond 5 %: {', '.join(apart) or 'none'}."
+        lines.append(f"{between}{results.mark(run)}: {overall:.2f} over {count} workloads. {rest}")
+    return lines
+
+
+def losses(results: Results) -> list[str]:
+    lines = []
+    for title, sides, table in (("torch.compile", PARTS, results.parts), ("train_step", STEPS, results.steps)):
+        for name, cells in sorted(table.items()):
+            shown = [(side, cells[side]) for side in sides if side in cells and cells[side].lost]
+            lost = [f"{cell.text} over `{side}`{results.mark(cell.run)}" for side, cell in shown]
+            if lost:
+                lines.append(f"- {name} (`{title}`): {', '.join(lost)}")
+    return lines
+
+
+def runs_of(results: Results) -> list[str]:
+    lines = []
+    for place, run in enumerate(results.used.values(), 1):
+        link = f"[{run.path}](../benchmarks/results/{run.path})"
+        torch = (run.found.get("machine") or run.found).get("torch", "") if isinstance(run.found, dict) else ""
+        machine = f"{run.machine}, torch {torch.partition('+')[0].partition(',')[0]}" if torch else run.machine
+        command = run.command if run.command == "not kept" else f"`{run.command}`"
+        lines.append(line(str(place), link, machine, run.date, run.commit, command))
+    return with_head(["", "file", "machine", "date", "commit", "command"], lines)
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+_HEAD = """\
+# Results
+
+Made by `make results` from `benchmarks/results`. Do not edit.
+
+A figure is a ratio of wall times: above 1, PyGraph takes less. **Bold**: PyGraph takes over 2 % longer. A number in
+superscript names the [run](#runs). The newest figure of each kind is shown, whichever version of PyGraph it is of.
+
+- **Each side has a process of its own.** Beside another mode's graphs, replays were up to 9 % slower.
+- **Blocks are interleaved.** A round is one block of each side, in random order. A block begins with three calls that
+  do not count, is drained at both ends, and lasts at least 20 ms.
+- **Ratios are taken within rounds**: the median, ± half of the 95 % interval from order statistics.
+- **Results are compared with eager's first.** A side whose results are wrong is not timed.
+- **Kernels are configured alike**: all sides use the Triton configurations that the first one chose.
+
+| side | |
+|---|---|
+| `eager`, `default` | no compiler; `torch.compile` without options |
+| `reduce-overhead` | Inductor with CUDA graph trees; each step is marked, results that a later step takes are cloned |
+| `make-graphed-callables` | `torch.cuda.make_graphed_callables`, where it applies |
+| `whole-step` | the whole training step captured by hand, optimizer included |
+| `program-order`, `measured-collectives` | PyGraph with `order="program"`; with `collectives="measured"` |
+| `step` | `pygraph.train_step` |
+
+`make bench-gpu` measures the suite; `python -m benchmarks --list` shows the workloads, and
+[`pygraph bench`](debugging.md#is-it-faster) compares a script of yours.
+"""
+
+_NOTES = {
+    "Several processes": "µs of a step on the slowest rank; in brackets, the fastest block. Hosts differ much between "
+    "runs: compare within a row.",
+    "Versions": "Time of an older version over that of a newer one, in pairs of processes.",
+    "Runs": "The commit is the one that added the file; the code that ran is a little older.",
+    "What lost": "PyGraph takes over 2 % longer.",
+    "Any callable": "`pygraph.graph` against `torch.cuda.graph` with static buffers that arguments are copied to.",
+    "Decoding with `generate`": "transformers, a Llama of 1 billion parameters, static cache, 128 tokens.",
+    "Compiled models: training": "The model and the optimizer's update are compiled; the autograd engine runs on the "
+    "host. Reserved memory as above.",
+    "Compiled models: inference": f"Reserved memory is that of {', '.join(MEMORY)}.",
+}
+
+
+def pages(results: Results | None = None, readme: str | None = None) -> dict[Path, str]:
+    """Texts of the generated files. ``readme`` is the README whose table is replaced (default: the file's text)."""
+    results = results or Results()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8") if readme is None else readme
+    return {
+        ROOT / "docs" / "results.md": page(results),
+        ROOT / "docs" / "timeline.svg": picture(results),
+        ROOT / "README.md": with_table(readme, results),
+    }
+
+
+def page(results: Results) -> str:
+    """The page of results."""
+    sections: dict[str, Sequence[str]] = {
+        "Summary": summary(results),
+        "What lost": losses(results),
+        "Compiled models: inference": compiled(results, "inference"),
+        "Compiled models: training": compiled(results, "training"),
+        "Training steps": whole(results),
+        "Launches side by side": orders(results),
+        "Any callable": callables(results),
+        "Loops on the device": loops(results),
+        "Decoding with `generate`": generation(results),
+        "Sizes that vary": sizes(results),
+        "Compilation and costs": compilation(results),
+        "Several processes": ranks(results),
+        "Versions": versions(results),
+    }
+    sections["Runs"] = runs_of(results)
+    texts = []
+    for title, lines in sections.items():
+        note = f"{_NOTES[title]}\n\n" if title in _NOTES else ""
+        texts.append(f"## {title}\n\n{note}" + "\n".join(lines) + "\n")
+    return "\n".join([_HEAD, *texts])
+
+
+def picture(results: Results) -> str:
+    """A call of BERT-base on both sides."""
+    found = results.row("bert-1", "default", OURS)
+    if found is None:
+        raise ValueError("no run has bert-1 on both sides")
+    run, row = found
+    sides = {side: row["sides"][side] for side in ("default", OURS)}
+    times = {side: (each["host_us"]["median"], each["wall_us"]["median"]) for side, each in sides.items()}
+    return timeline(times, row["sides"][OURS]["coverage"]["launches"], f"BERT-base, batch 1, {run.machine}, {run.date}")
+
+
+def with_table(readme: str, results: Results) -> str:
+    """The README with its table, between two comments, made anew."""
+    begin, end = "<!-- results -->\n", "<!-- end of results -->"
+    head, _, rest = readme.partition(begin)
+    _, _, tail = rest.partition(end)
+    return f"{head}{begin}{table(results)}{end}{tail}" if rest else readme
+
+
+def table(results: Results) -> str:
+    lines, used = [], dict[str, Run]()
+    for name, words in README.items():
+        cells = results.parts[name]
+        shown = []
+        for side in ("default", "reduce-overhead"):
+            cell = cells[side]
+            used[cell.run.path] = cell.run
+            shown.append(f"**{cell.text}**" if cell.lost else cell.text)
+        lines.append(line(words, *shown))
+    for side in ("default", "reduce-overhead"):
+        ratio, count = mean(cells[side].ratio for cells in results.parts.values() if side in cells)
+        lines += [f"{side}: {ratio:.2f} over {count}"]
+    *rows, default, reduce = lines
+    where = sorted({f"{run.machine}, {run.date}" for run in used.values()})
+    text = "\n".join(with_head(["workload", "over `default`", "over `reduce-overhead`"], rows))
+    means = [each.partition(": ")[2].split(" over ") for each in (default, reduce)]
+    return (
+        f"{text}\n\nWall time over PyGraph's (`{SUITE}`; {'; '.join(where)}).\nGeometric means: "
+        f"**{means[0][0]}** over `default` ({means[0][1]} workloads), **{means[1][0]}** over `reduce-overhead` "
+        f"({means[1][1]}). "
+    )
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--check", is_flag=True, help="Write nothing; fail where a file is not as it would be made.")
+def main(check: bool) -> None:
+    """Write docs/results.md, docs/timeline.svg and the README's table."""
+    for path, text in pages().items():
+        if check and path.read_text(encoding="utf-8") != text:
+            raise click.ClickException(f"{path.relative_to(ROOT)} is not what `make results` makes")
+        if not check:
+            path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks.page")
