@@ -128,14 +128,12 @@ def _drawn(device: DeviceCapture, program: Program, capture: CudaCapture) -> int
     of a branch, or a loop within others."""
     if not any(payload_of(each.recording).random for each in bodies_of(program)):
         return 0
-    drawn = int(device.native.advances(capture.graph))
     launches = program.recording.launches
-    if (
-        len(launches) != 1
-        or launches[0].kind is not LaunchKind.WHILE
-        or len(list(bodies_of(program))) != 1
-        or not drawn
-    ):
+    alone = len(launches) == len(list(bodies_of(program))) == 1 and launches[0].kind is LaunchKind.WHILE
+    if alone and capture.graph is None:
+        raise CaptureError("already-instantiated", "a capture makes one executable")
+    drawn = int(device.native.advances(capture.graph)) if alone else 0
+    if not drawn:
         raise CaptureError("host-loop", "a branch, or a loop among other launches, draws random numbers")
     return drawn
 

@@ -205,3 +205,6 @@ def test_only_a_loop_by_itself_may_draw() -> None:
     assert nested._drawn(device, alone, capture) == 12
     with pytest.raises(CaptureError, match="draws random numbers"):
         nested._drawn(device, looped(alone, 1), capture)
+    capture.graph = None
+    with pytest.raises(CaptureError, match="one executable"):
+        nested._drawn(device, alone, capture)
