@@ -14,6 +14,14 @@ _ROOT_PAGES = {
 }
 
 
+def on_config(config: Any) -> Any:
+    """Say of which version the site is."""
+    source = Path(config.config_file_path).parent / "pygraph" / "version.py"
+    (version,) = re.findall(r'^__version__ = "(.+)"', source.read_text(encoding="utf-8"), re.MULTILINE)
+    config.copyright = f"PyGraph {version}, BSD-3-Clause"
+    return config
+
+
 def on_files(files: Files, *, config: Any) -> Files:
     """Add the root's pages and the kept results."""
     root = Path(config.config_file_path).parent

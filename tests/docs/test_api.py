@@ -73,7 +73,7 @@ def test_all_fields_and_arguments_are_listed(name: str) -> None:
 
 
 def test_the_table_of_options_has_their_defaults() -> None:
-    text = (DOCS / "debugging.md").read_text(encoding="utf-8")
+    text = (DOCS / "operation.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", text.partition("## Options")[2].partition("\n## ")[0], re.M))
     expected = dict(WORDS)
     for field in dataclasses.fields(Settings):
