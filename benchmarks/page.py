@@ -544,9 +544,9 @@ def table(results: Results) -> str:
     text = "\n".join(with_head(["workload", "over `default`", "over `reduce-overhead`"], rows))
     means = [each.partition(": ")[2].split(" over ") for each in (default, reduce)]
     return (
-        f"{text}\n\nWall time over PyGraph's (`{SUITE}`; {'; '.join(where)}).\nGeometric means: "
+        f"{text}\n\nWall time divided by PyGraph's (`{SUITE}`; {'; '.join(where)}).\nGeometric means: "
         f"**{means[0][0]}** over `default` ({means[0][1]} workloads), **{means[1][0]}** over `reduce-overhead` "
-        f"({means[1][1]}). "
+        f"({means[1][1]}).\n"
     )
 
 
