@@ -7,6 +7,8 @@ Most calls end in ``try_replay``: the variant that was used last is replayed if 
     it is due to be captured            its life answers the call: see ``life``, which has all that can happen to it
     anything else                       runs uncaptured, and is counted
 
+Where sizes never return, one of eight such calls is told apart, since that takes as long as a short kernel.
+
 One thread captures at a time, and nobody waits for it: the others run uncaptured meanwhile.
 """
 
@@ -36,6 +38,10 @@ from pygraph.runtime.variants import State, Variant, VariantTable, is_alive
 from pygraph.runtime.votes import hold
 
 __all__ = ["Region", "RegionOptions", "RegionRecord"]
+
+_STRANGERS, _GLANCE = 128, 8
+"""Variants in a row of which none came back once others came: of the calls that follow, each eighth is looked at, until
+one does."""
 
 
 class Region:
@@ -87,6 +93,10 @@ class Region:
         self.record = RegionRecord(name, ledger=self._ledger, _table=table)
         self._driver, self._clock = driver, clock
         self._lives = Lives(subject, self.record, table, dict.fromkeys(map(base_of, eager)))
+        self._strangers = self._passed = 0
+        """Variants in a row that were new, and calls since the last one that was looked at."""
+        self._met: Variant | None = None
+        """The variant that was looked up last."""
         self._unready: Refusal | None = None
         """Why the driver could not capture when it was asked last."""
         live.enter(self)
@@ -138,6 +148,8 @@ class Region:
         if lives.left is not None:
             asked.note(lives.left)
             return lives.uncaptured(args)
+        if self._strangers >= _STRANGERS and self._passes_by():
+            return lives.uncaptured(args)
         key = (lives.key or lives.meet(args)).of(args)
         if not watched:
             for variant in lives.table.under(key):
@@ -152,6 +164,8 @@ class Region:
         if isinstance(facts, Refusal):
             return self._refuse(facts, args)
         variant = lives.table.find(key, facts)
+        if variant is not self._met:
+            self._met, self._strangers = variant, 0 if variant.ran else self._strangers + 1
         known = lives.is_known(variant, args)  # the mode sees the run that comes first
         if (known or not watched) and self._is_due(variant, known) and self._is_ready():
             with capturing_turn() as mine:
@@ -159,6 +173,11 @@ class Region:
                     asked.note(variant)
                     return lives.go_on(variant, args)
         return self._count(variant, args)
+
+    def _passes_by(self) -> bool:
+        """True if a call runs uncaptured without a look, since most likely none like it was, or will be."""
+        self._passed = (self._passed + 1) % _GLANCE
+        return self._passed > 0 and not asked.is_asked()
 
     def _use(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
         """Answer a call by what is captured for ``variant``; None, with nothing done, if there is nothing that fits."""
@@ -178,6 +197,7 @@ class Region:
             lives.raised(args, error)
             raise
         if outputs is not None:
+            self._strangers = 0
             if checked is not None:
                 checked.unverified += 1
             lives.prefer(variant)  # first: the ledger counts replays of the variant that was used until now
