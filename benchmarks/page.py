@@ -432,42 +432,43 @@ def runs_of(results: Results) -> list[str]:
 _HEAD = """\
 # Results
 
-Made by `make results` from `benchmarks/results`. Do not edit.
+`make results` writes this page from `benchmarks/results`.
 
-A figure is a ratio of wall times: above 1, PyGraph takes less. **Bold**: PyGraph takes over 2 % longer. A number in
-superscript names the [run](#runs). The newest figure of each kind is shown, whichever version of PyGraph it is of.
+Figures are ratios of wall time: above 1, PyGraph takes less. **Bold**: PyGraph takes over 2 % longer. Superscripts name
+the [run](#runs). Each figure is the newest one that was measured, whatever version of PyGraph that was.
 
-- **Each side has a process of its own.** Beside another mode's graphs, replays were up to 9 % slower.
-- **Blocks are interleaved.** A round is one block of each side, in random order. A block begins with three calls that
-  do not count, is drained at both ends, and lasts at least 20 ms.
-- **Ratios are taken within rounds**: the median, ± half of the 95 % interval from order statistics.
-- **Results are compared with eager's first.** A side whose results are wrong is not timed.
+- **Each side has its own process.** In a process with another mode's graphs, replays were up to 9 % slower.
+- **Blocks are interleaved.** A round has one block of each side, in random order. A block begins with three calls that
+  do not count, synchronises at both ends, and lasts at least 20 ms.
+- **Ratios are taken within rounds**: the median, ± half of its 95 % interval from order statistics.
+- **Results are first compared with eager's.** A side with wrong results is not timed.
 - **Kernels are configured alike**: all sides use the Triton configurations that the first one chose.
 
 | side | |
 |---|---|
 | `eager`, `default` | no compiler; `torch.compile` without options |
-| `reduce-overhead` | Inductor with CUDA graph trees; each step is marked, results that a later step takes are cloned |
+| `reduce-overhead` | Inductor's CUDA graph trees; steps are marked, and results that a later step uses are cloned |
 | `make-graphed-callables` | `torch.cuda.make_graphed_callables`, where it applies |
-| `whole-step` | the whole training step captured by hand, optimizer included |
-| `program-order`, `measured-collectives` | PyGraph with `order="program"`; with `collectives="measured"` |
+| `whole-step` | a whole training step, with its optimizer, captured by hand |
+| `program-order` | PyGraph with `order="program"` |
+| `measured-collectives` | PyGraph with `collectives="measured"` |
 | `step` | `pygraph.train_step` |
 
-`make bench-gpu` measures the suite; `python -m benchmarks --list` shows the workloads, and
-[`pygraph bench`](debugging.md#is-it-faster) compares a script of yours.
+`make bench-gpu` measures the suite, and `python -m benchmarks --list` shows its workloads.
+[`pygraph bench`](debugging.md#is-it-faster) times a script of your own.
 """
 
 _NOTES = {
-    "Several processes": "µs of a step on the slowest rank; in brackets, the fastest block. Hosts differ much between "
-    "runs: compare within a row.",
+    "Several processes": "µs of a step on the slowest rank; in brackets, the fastest block. Hosts vary between runs: "
+    "compare within a row.",
     "Versions": "Time of an older version over that of a newer one, in pairs of processes.",
-    "Runs": "The commit is the one that added the file; the code that ran is a little older.",
+    "Runs": "The commit added the file; the code that ran is slightly older.",
     "What lost": "PyGraph takes over 2 % longer.",
-    "Any callable": "`pygraph.graph` against `torch.cuda.graph` with static buffers that arguments are copied to.",
+    "Any callable": "`pygraph.graph` against `torch.cuda.graph` by hand, with arguments copied to static buffers.",
     "Decoding with `generate`": "transformers, a Llama of 1 billion parameters, static cache, 128 tokens.",
     "Compiled models: training": "The model and the optimizer's update are compiled; the autograd engine runs on the "
-    "host. Reserved memory as above.",
-    "Compiled models: inference": f"Reserved memory is that of {', '.join(MEMORY)}.",
+    "host.",
+    "Compiled models: inference": f"Reserved memory is of {', '.join(MEMORY)}.",
 }
 
 
