@@ -2,8 +2,8 @@
 
     python -m benchmarks.page [--check]
 
-Newer results replace older ones, figure by figure: files are read in the order of ``commits.json``, which names the
-commit that each was kept in. A file that it does not list comes last, and has no commit.
+Newer results replace older ones, figure by figure: files are read in the order of ``commits.json``. It names the commit
+that was measured, or, of files until 2026-11-29, the commit that added the file. A new file is listed there by hand.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Run:
     """A kept file of results.
 
     path: below ``benchmarks/results``.
-    commit: that the file was kept in; the code that ran is that of its parent, or little older.
+    commit: by ``commits.json``; a dash where that does not list the file.
     found: its content.
     """
 
@@ -462,7 +462,7 @@ _NOTES = {
     "Several processes": "µs of a step on the slowest rank; in brackets, the fastest block. Hosts vary between runs: "
     "compare within a row.",
     "Versions": "Time of an older version over that of a newer one, in pairs of processes.",
-    "Runs": "The commit added the file; the code that ran is slightly older.",
+    "Runs": "The commit was measured; of files until 2026-11-29, it added the file, and the code is slightly older.",
     "What lost": "PyGraph takes over 2 % longer.",
     "Any callable": "`pygraph.graph` against `torch.cuda.graph` by hand, with arguments copied to static buffers.",
     "Decoding with `generate`": "transformers, a Llama of 1 billion parameters, static cache, 128 tokens.",
