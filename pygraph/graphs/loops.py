@@ -321,13 +321,9 @@ def _carry(old: _Flat, new: Any) -> None:
     """Copy ``new`` into the memory of the state ``old``. What is in that memory at another place is set aside first."""
     carried = {_storage(leaf) for leaf in old[0] if isinstance(leaf, torch.Tensor)}
     pairs = [(here, there) for here, there in _pairs(old, new) if there is not here]
-    alike: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    pairs = [(here, there.clone() if _storage(there) in carried else there) for here, there in pairs]
     for here, there in pairs:
-        heres, theres = alike.setdefault((here.device, here.dtype), ([], []))
-        heres.append(here)
-        theres.append(there.clone() if _storage(there) in carried else there)
-    for heres, theres in alike.values():
-        torch._foreach_copy_(heres, theres)  # one launch, on CUDA
+        here.copy_(there)
 
 
 def _pairs(old: _Flat, new: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
