@@ -300,7 +300,7 @@ class Graph(Generic[P, R]):
             entry.spared = frozenset(number for number, each in pairs if not compares(*each))
 
         def function(args: list[Any]) -> list[Any]:
-            return entry.on_stand_ins(args)
+            return self._on_stand_ins(entry, args)
 
         name = f"{self.record.name}.{self._made}"
         self._made += 1
@@ -334,6 +334,10 @@ class Graph(Generic[P, R]):
                 RegionReport(len(self._report.regions), (), (), (), True, "", entry.region.record)
             )
         return entry
+
+    def _on_stand_ins(self, entry: Entry, args: list[Any]) -> list[Any]:
+        """Capture the callable, or run it on copies for a comparison."""
+        return entry.on_stand_ins(args)
 
     def _launches(self, tensors: Sequence[torch.Tensor], entry: Entry) -> LaunchPasses:  # noqa: ARG002 - of loops
         """The passes over captured launches. ``tensors``: those of the call, as ``entry.plan`` has them."""

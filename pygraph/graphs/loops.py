@@ -24,7 +24,7 @@ import torch
 
 from pygraph import compat
 from pygraph.graphs.callable import Graph, GraphRecord, How
-from pygraph.graphs.entry import Call, Entry, Look, signature_of
+from pygraph.graphs.entry import Call, Entry, Look, current, signature_of
 from pygraph.graphs.held import PLAIN, Walk, bits_of, named_storages
 from pygraph.program.default import LaunchPasses
 from pygraph.program.loops import LoopPasses
@@ -243,8 +243,23 @@ class Loop(Graph[..., None]):
             count += 1
 
     def _launches(self, tensors: Sequence[torch.Tensor], entry: Entry) -> LaunchPasses:
-        number = next(number for number, tensor in enumerate(tensors) if tensor is self._control)
-        return LoopPasses(entry.plan.index(number), super()._launches(tensors, entry))
+        return LoopPasses(self._place(tensors, entry), super()._launches(tensors, entry))
+
+    def _place(self, tensors: Sequence[torch.Tensor], entry: Entry) -> int:
+        """Position of the control among the region's arguments."""
+        return entry.plan.index(next(number for number, tensor in enumerate(tensors) if tensor is self._control))
+
+    def _on_stand_ins(self, entry: Entry, args: list[Any]) -> list[Any]:
+        """An iteration, where it is captured; the loop, where it runs."""
+        call = current.call
+        if call is None or compat.dispatch_mode_depth():
+            return super()._on_stand_ins(entry, args)
+        control, left = args[self._place(call.tensors, entry)], list[Any]()
+        while control[0] < control[1] and not control[2]:
+            left = super()._on_stand_ins(entry, list(args))
+            control[0].add_(1)
+        args.clear()
+        return left
 
     def _look_up(self, entry: Entry, call: Call, look: Look, containers: Sequence[Any], *, new: bool) -> Any:
         """A comparison of no iteration, or of one, would show little: such a call runs on the host. Of others, the

@@ -15,11 +15,16 @@ from torch.utils import _pytree as pytree
 
 import pygraph
 from pygraph.graphs import Looped
+from pygraph.runtime import compare as compare_module
+from pygraph.runtime import judge as judge_module
 from pygraph.runtime import life
 from pygraph.runtime.compare import compare
+from pygraph.runtime.judge import judge
+from pygraph.runtime.provenance import Refusal
 from tests.graph.calls import assert_same
 
 WEIGHT = torch.randn(4, 4)
+WHERE = torch.tensor([0, 0, 1, 1])
 
 
 def plain(
@@ -560,3 +565,25 @@ def test_a_few_iterations_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         state = torch.randn(4, 4)
         assert_loop(pygraph.loop(step, state, steps=steps), plain(step, state, steps))
     assert limits == [[0, 4, 0]]
+
+
+def test_loops_that_vary_are_held_against_other_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubts = [Refusal(judge_module.ODD_REPLAY, "as if an integer had come out otherwise")]
+
+    def doubtful(*outcomes: Any, **facts: Any) -> Any:
+        return doubts.pop() if doubts else judge(*outcomes, **facts)
+
+    monkeypatch.setattr(compare_module, "judge", doubtful)
+
+    def one(state: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(4).index_add_(0, WHERE, torch.sin(state)) + torch.rand(1)
+
+    for steps in (9, 8, 7):
+        state = torch.randn(4)
+        torch.manual_seed(steps)
+        expected = plain(one, state, steps)
+        torch.manual_seed(steps)
+        found = pygraph.loop(one, state, steps=steps, held=WHERE)
+        assert_loop(found, expected)
+    assert not doubts
+    assert (found.record.captures, found.record.replays) == (1, 1), found.record

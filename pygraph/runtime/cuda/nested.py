@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.program.nested import DECIDES, Path, bodies_of, owned_at, words_at
+from pygraph.program.nested import Path, bodies_of, words_at
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Launch, LaunchKind
 from pygraph.program.verify import verify, verify_edges
@@ -160,7 +160,8 @@ class _Nested:
         return [node for nodes in self.made.values() for node, _ in nodes]
 
     def fill(self, graph: int, program: Program, path: Path) -> list[int]:
-        """Add ``program``, the one at ``path``, to a graph that is empty. Returns the last node of each launch."""
+        """Add ``program``, the one at ``path``, to a graph that is empty. Returns the nodes that nothing of it waits
+        for."""
         launches, payload = program.recording.launches, payload_of(program.recording)
         own = [None if launch.bodies else payload.nodes[launch.index] for launch in launches]
         own = with_scratch(program, own)
@@ -169,7 +170,7 @@ class _Nested:
         for launch, node in zip(launches, own, strict=True):
             at = (*path, launch.index)
             if node is None:
-                begin, end = self._nest(graph, program, launch, at)
+                begin, end = self._nest(graph, launch, at)
             else:
                 begin = end = node.add_to(self._driver, self._driver.CUgraph(graph), self._context)
                 self.made[at] = [(node, begin)]
@@ -181,11 +182,11 @@ class _Nested:
             told = [edge[:2] for edge in read_edges(graph)]
             places = {(last[a], first[b]): (a, b) for a, b in pairs}
             verify_edges(program, [places[edge] for edge in told if edge in places])
-        return last
+        waited = {earlier for earlier, _ in pairs}
+        return [node for launch, node in enumerate(last) if launch not in waited]
 
-    def _nest(self, graph: int, program: Program, launch: Launch, path: Path) -> tuple[int, int]:
-        """Add a loop or branch of ``program`` to a graph: the kernel that sets its condition first, and its conditional
-        node. In a loop, the kernel that counts waits for what may use the count, and runs beside the rest."""
+    def _nest(self, graph: int, launch: Launch, path: Path) -> tuple[int, int]:
+        """Add a loop or branch to a graph: the kernel that sets its condition first, and its conditional node."""
         driver, repeats = self._driver, launch.kind is LaunchKind.WHILE
         if not hasattr(driver, "cuGraphConditionalHandleCreate"):
             raise CaptureError("host-loop", "cuda.bindings has no conditional nodes")
@@ -197,12 +198,11 @@ class _Nested:
         node, graphs = add_conditional(graph, int(self._context), handle, loop=repeats, bodies=count)
         add_edges(graph, [(begin, node)])
         for number, (inner, body) in enumerate(zip(graphs, launch.bodies, strict=True)):
-            last = self.fill(inner, body, (*path, number))
+            ends = self.fill(inner, body, (*path, number))
             if repeats:
-                earlier = range(len(last)) if self._drawn else _deciding(program, launch, body)
                 offset = payload_of(body.recording).random_memory[1]
                 again = self._set(inner, handle, setters, _AGAIN, (offset, self._drawn))
-                add_edges(inner, [(last[each], again) for each in earlier])
+                add_edges(inner, [(end, again) for end in ends])
         return begin, node
 
     def _set(
@@ -257,13 +257,6 @@ class _Nested:
         )
         capture.graph = None
         return made
-
-
-def _deciding(program: Program, launch: Launch, body: Program) -> list[int]:
-    """The launches of ``body`` that may read or write what decides ``launch`` of ``program``."""
-    keys = {slot.word: slot.key for slot in program.slots if slot.launch == launch.index}
-    words = [word for word, key in keys.items() if key == keys[DECIDES]]
-    return sorted({each.launch for each in body.slots for word in words if owned_at(body, word, each.key) is not None})
 
 
 def _waits(program: Program, payload: CudaCapture, own: Sequence[Node | None]) -> list[tuple[int, int]]:
