@@ -576,13 +576,11 @@ def test_loops_that_vary_are_held_against_other_loops(monkeypatch: pytest.Monkey
     monkeypatch.setattr(compare_module, "judge", doubtful)
 
     def one(state: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(4).index_add_(0, WHERE, torch.sin(state)) + torch.rand(1)
+        return torch.zeros(4).index_add_(0, WHERE, torch.sin(state))
 
     for steps in (9, 8, 7):
         state = torch.randn(4)
-        torch.manual_seed(steps)
         expected = plain(one, state, steps)
-        torch.manual_seed(steps)
         found = pygraph.loop(one, state, steps=steps, held=WHERE)
         assert_loop(found, expected)
     assert not doubts
