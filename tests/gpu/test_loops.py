@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import Any
 
 import pytest
@@ -139,3 +141,36 @@ def test_sums_that_vary_from_run_to_run() -> None:
         found = pygraph.loop(step, first, steps=300, held=places)
     assert found.record.replays, found.record
     assert found.count.item() == 300
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_ctrl_c_ends_a_loop(draws: bool) -> None:
+    """The call itself waits where numbers are drawn; else ``synchronize`` does."""
+
+    def step(state: Any) -> Any:
+        count, noise = state
+        return count + 1, torch.rand_like(noise) if draws else noise
+
+    first = (torch.zeros(1, dtype=torch.int64, device="cuda"), torch.zeros(64, device="cuda"))
+    for _ in range(3):
+        found = pygraph.loop(step, first, steps=3)
+    assert found.record.replays, found.record
+    torch.cuda.synchronize()
+    main = threading.get_ident()
+
+    def run() -> None:
+        nonlocal found
+        found = pygraph.loop(step, first, steps=10**9)
+        torch.cuda.synchronize()
+
+    timer = threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    timer.join()
+    if not draws:
+        assert 3 < found.count.item() == found.state[0].item() < 10**9
+    torch.manual_seed(0)
+    expected = plain(step, first, 5)
+    torch.manual_seed(0)
+    assert_loop(pygraph.loop(step, first, steps=5), expected)

@@ -47,6 +47,7 @@ void bind(py::module_& m) {
       .def("__exit__", [](ScratchPool& pool, const py::args&) { pool.leave(); })
       .def("close", &ScratchPool::close, ReleasedGil());
   bind_nodes(m);
+  py::class_<Stop, std::shared_ptr<Stop>>(m, "Stop").def(py::init<>()).def_property_readonly("address", &Stop::address);
   using Segments = std::vector<std::pair<uintptr_t, uintptr_t>>;
   using Nodes = std::vector<std::shared_ptr<Node>>;
   using Graph = std::shared_ptr<at::cuda::CUDAGraph>;
@@ -60,7 +61,8 @@ void bind(py::module_& m) {
               uintptr_t,
               const Segments&,
               Nodes,
-              std::pair<uintptr_t, uintptr_t>>(),
+              std::pair<uintptr_t, uintptr_t>,
+              std::shared_ptr<Stop>>(),
           py::arg("described"),
           py::kw_only(),
           py::arg("graph"),
@@ -69,7 +71,8 @@ void bind(py::module_& m) {
           py::arg("offset"),
           py::arg("segments"),
           py::arg("nodes"),
-          py::arg("advancing"));
+          py::arg("advancing"),
+          py::arg("stop"));
 }
 
 } // namespace pygraph

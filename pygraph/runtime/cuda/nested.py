@@ -39,12 +39,13 @@ _SET_CONDITION = b"""
 .extern .func cudaGraphSetConditional (.param .b64 handle, .param .b32 value);
 
 .visible .entry set_condition (
-    .param .u64 condition, .param .u64 decides, .param .u64 kind, .param .u64 offset, .param .u64 drawn)
+    .param .u64 condition, .param .u64 decides, .param .u64 kind, .param .u64 offset, .param .u64 drawn,
+    .param .u64 asked)
 {
     .reg .pred %branch, %again, %none, %below, %goes;
     .reg .b16 %byte;
-    .reg .b32 %value;
-    .reg .b64 %condition, %kind, %from, %to, %number, %more, %limit, %stop;
+    .reg .b32 %value, %ends;
+    .reg .b64 %condition, %kind, %from, %to, %number, %more, %limit, %stop, %asked;
 
     ld.param.u64 %condition, [condition];
     ld.param.u64 %from, [decides];
@@ -62,6 +63,8 @@ _SET_CONDITION = b"""
 DECIDE:
     setp.eq.u64 %branch, %kind, 0;
     @%branch bra BYTE;
+    ld.param.u64 %asked, [asked];
+    ld.relaxed.sys.u32 %ends, [%asked];
     ld.global.s64 %number, [%from];
     setp.eq.u64 %again, %kind, 2;
     @!%again bra COMPARE;
@@ -72,6 +75,7 @@ COMPARE:
     ld.global.s64 %stop, [%from+16];
     setp.lt.s64 %below, %number, %limit;
     setp.eq.and.s64 %goes, %stop, 0, %below;
+    setp.ne.and.u32 %goes, %ends, 1, %goes;
     bra SET;
 BYTE:
     ld.global.u8 %byte, [%from];
@@ -90,10 +94,11 @@ SET:
 """
 """The kernel that sets a condition, as ``nvcc -ptx -rdc=true`` compiles ``cudaGraphSetConditional(condition, …)``: the
 driver knows that function. By ``kind``: the byte of a branch; ``count < limit`` and not ``stop``, before a loop; and
-after an iteration, which it counts. If that has ``drawn``, it advances the generator's ``offset``."""
+after an iteration, which it counts. If that has ``drawn``, it advances the generator's ``offset``. A word of the host's
+memory (see ``stop.h``) has ``asked`` a loop to end."""
 
 _BRANCH, _FIRST, _AGAIN = range(3)
-_LAYOUT, _DECIDES = tuple((place, 8) for place in range(0, 40, 8)), ((8, 8),)
+_LAYOUT, _DECIDES = tuple((place, 8) for place in range(0, 48, 8)), ((8, 8),)
 """The (offset, size) of its parameters, and of the address of what decides: word 0 of its launch."""
 
 
@@ -153,6 +158,8 @@ class _Nested:
         self._device, self._driver, self._drawn = device, device.driver, drawn
         self._context = call(self._driver.cuCtxGetCurrent)
         self.made: dict[Path, list[tuple[Node, int]]] = {}
+        self._stop: Any = None
+        """By which a signal ends loops; None where there are none."""
 
     @property
     def nodes(self) -> list[Node]:
@@ -192,6 +199,8 @@ class _Nested:
             raise CaptureError("host-loop", "cuda.bindings has no conditional nodes")
         raw = driver.CUgraph(graph)
         handle = int(call(driver.cuGraphConditionalHandleCreate, raw, self._context, 0, 0))
+        if repeats and self._stop is None:
+            self._stop = self._device.native.Stop()
         setters = self.made.setdefault(path, [])
         begin = self._set(graph, handle, setters, _FIRST if repeats else _BRANCH)
         count = len(launch.bodies)
@@ -215,8 +224,9 @@ class _Nested:
     ) -> int:
         """Add the kernel that sets a condition, and ``advances`` what lies at an address, by so much."""
         driver = self._driver
-        values = (ctypes.c_uint64 * 5)(handle, 0, kind, *advances)
-        pointers = (ctypes.c_void_p * 5)(*(ctypes.addressof(values) + place for place, _ in _LAYOUT))
+        asked = 0 if kind == _BRANCH else self._stop.address
+        values = (ctypes.c_uint64 * 6)(handle, 0, kind, *advances, asked)
+        pointers = (ctypes.c_void_p * 6)(*(ctypes.addressof(values) + place for place, _ in _LAYOUT))
         params = driver.CUDA_KERNEL_NODE_PARAMS()
         params.func = _setter(driver, int(self._context))
         for axis in "XYZ":
@@ -254,6 +264,7 @@ class _Nested:
             segments=[segment],
             nodes=nodes,
             advancing=capture.random_memory if self._drawn else (0, 0),
+            stop=self._stop,
         )
         capture.graph = None
         return made

@@ -4,6 +4,7 @@
 #include "../native/region.h"
 #include "nodes.h"
 #include "random_order.h"
+#include "stop.h"
 
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -40,7 +41,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   // `segments`: each one's graph and instance, which are handed over; both 0 for the first, if that is torch's `graph`.
   // `nodes`: those that are patched. `offset`: where the generator's offset lies on the device, for a region with eager
   // calls between launches that draw; else 0. `advancing`: where seed and offset lie, if the device advances the offset,
-  // in a loop that draws; else both 0.
+  // in a loop that draws; else both 0. `stop`: of a loop, by which a signal ends it.
   CudaRegion(
       const py::object& described,
       std::shared_ptr<at::cuda::CUDAGraph> graph,
@@ -49,7 +50,8 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       uintptr_t offset,
       const std::vector<std::pair<uintptr_t, uintptr_t>>& segments,
       std::vector<std::shared_ptr<Node>> nodes,
-      std::pair<uintptr_t, uintptr_t> advancing)
+      std::pair<uintptr_t, uintptr_t> advancing,
+      std::shared_ptr<Stop> stop)
       : Region(
             device,
             described,
@@ -58,6 +60,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
         device_(device),
         random_(random),
         advancing_(advancing),
+        stop_(std::move(stop)),
         nodes_(std::move(nodes)) {
     draws_.address = offset;
     for (const auto& node : nodes_) TORCH_CHECK(node->segment < segments.size(), "there is no such segment");
@@ -83,6 +86,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     call.answer = answer;
     if (!arguments_.match(args.ptr(), call)) return py::none();
     note_use();
+    if (stop_) stop_->listen();
     Range range(*this);
     bool launched = false;
     {
@@ -110,7 +114,9 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     RandomTurn turn(random_ ? &RandomOrder::of(device_) : nullptr, stream);
     if (!turn.begin(/*runs_python=*/steps_.size() > 1)) return false;
     draws_.begun = false;
+    if (stop_) stop_->begin();
     if (!run(call, args, *allocator)) return false;
+    if (stop_) stop_->end(stream);
     if (draws_.begun) set_offset(draws_.start + draws_.total + draws_.shift);
     turn.end();
     call.blocks.clear();
@@ -238,6 +244,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       DriverApi::get().destroy_graph(segment.graph);
     }
     segments_.clear();
+    stop_.reset();
     graph_.reset();
   }
 
@@ -245,6 +252,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   c10::DeviceIndex device_;
   bool random_;
   std::pair<uintptr_t, uintptr_t> advancing_;
+  std::shared_ptr<Stop> stop_;
   struct Draws {
     uintptr_t address = 0; // of the offset on the device
     uint64_t start = 0, total = 0, shift = 0; // where this replay began, what its launches draw, what eager calls drew

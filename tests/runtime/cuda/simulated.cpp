@@ -136,7 +136,8 @@ struct Instance {
   }
 };
 
-size_t launches = 0;
+size_t launches = 0, waits = 0;
+bool ended = true; // what was launched
 
 uintptr_t add_copy(uintptr_t graph, uintptr_t to, uintptr_t from, size_t nbytes) {
   Node node;
@@ -228,6 +229,11 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, enum cudaStreamCaptureStatus* st
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode*) { return cudaSuccess; }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = nullptr, cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return simulated::ended ? cudaSuccess : cudaErrorNotReady; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return ++simulated::waits, cudaSuccess; }
+cudaError_t cudaHostAlloc(void** memory, size_t nbytes, unsigned) {
+  return *memory = std::calloc(1, nbytes), cudaSuccess;
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, enum cudaMemcpyKind, cudaStream_t) {
   return std::memcpy(to, from, nbytes), cudaSuccess;
@@ -296,6 +302,8 @@ PYBIND11_MODULE(simulated, m) {
   m.def("add_fill", &simulated::add_fill);
   m.def("tensor", &simulated::tensor);
   m.def("launches", [] { return simulated::launches; });
+  m.def("waits", [] { return simulated::waits; });
+  m.def("ended", [](bool ended) { simulated::ended = ended; });
   m.def("break_capture", &simulated::break_capture);
   m.def("pools", &simulated::pools);
   m.def("alive", [] { return simulated::host().alive.size(); });

@@ -111,7 +111,7 @@ print(cuda.pools())
 # -- replays -----------------------------------------------------------------------------------------------------------
 
 TWO_SEGMENTS = """
-def region(in_first=False, random=False, dead=()):
+def region(in_first=False, random=False, dead=(), stop=None):
     '''Fills argument 0 with sevens, and copies argument 1 to the output by way of an intermediate: in two segments, or
     in the first of them.'''
     captured = [cuda.tensor(8, False).data_ptr() for _ in range(4)]
@@ -128,7 +128,7 @@ def region(in_first=False, random=False, dead=()):
     arguments = (Argument(first, written, written=True, nbytes=8), Argument(second, read, nbytes=8))
     described = RegionDescription("", arguments, (fresh,), tuple(steps), (bytes_of(0),))
     segments = [(0, 0), (later, cuda.instance(later))]
-    facts = {"random": random, "offset": 0, "segments": segments, "nodes": nodes, "advancing": (0, 0)}
+    facts = {"random": random, "offset": 0, "segments": segments, "nodes": nodes, "advancing": (0, 0), "stop": stop}
     return cuda.CudaRegion(described, graph=graph, device=0, **facts)
 
 
@@ -197,6 +197,74 @@ print(*call(inner, 4), *call(outer, 5))
     assert run(library, TWO_SEGMENTS + code) == ["[(1, None)] 2", "7 4 7 5"]
 
 
+STOPS = """
+import ctypes, signal, threading
+
+
+def word(stop):
+    return ctypes.c_uint32.from_address(stop.address).value
+
+
+def interrupted():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+stops = [cuda.Stop() for _ in range(3)]
+regions = [region(stop=stop) for stop in stops]
+"""
+
+
+def test_ctrl_c_ends_loops_of_the_main_thread(library: Path) -> None:
+    code = """
+print(interrupted(), *map(word, stops))  # nothing was launched, and nobody listens
+print(call(regions[0], 4))
+thread = threading.Thread(target=call, args=(regions[1], 4))
+thread.start()
+thread.join()
+print(interrupted(), *map(word, stops))
+waits = cuda.waits()
+print(call(regions[0], 5), cuda.waits() - waits, *map(word, stops))
+print(call(regions[1], 5), cuda.waits() - waits, *map(word, stops))
+"""
+    lines = ["True 2 2 2", "(7, 4)", "True 1 2 2", "(7, 5) 1 0 2 2", "(7, 5) 1 0 2 2"]
+    assert run(library, TWO_SEGMENTS + STOPS + code) == lines
+
+
+def test_a_handler_that_does_not_raise_ends_no_loop(library: Path) -> None:
+    code = """
+handled = []
+call(regions[0], 4)
+signal.signal(signal.SIGINT, lambda *_: handled.append(1))
+print(interrupted(), handled, word(stops[0]))
+call(regions[0], 4)
+print(interrupted(), handled, word(stops[0]))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+call(regions[0], 4)
+print(interrupted(), handled, word(stops[0]))
+"""
+    lines = ["False [1] 0", "False [1, 1] 0", "True [1, 1] 1"]
+    assert run(library, TWO_SEGMENTS + STOPS + code) == lines
+
+
+def test_a_word_is_used_again_once_its_loop_has_ended(library: Path) -> None:
+    code = """
+cuda.ended(False)
+address = stops[0].address
+stops[0] = regions[0] = None
+gc.collect()
+print(cuda.Stop().address == address)
+cuda.ended(True)
+print(cuda.Stop().address == address)
+many = [cuda.Stop() for _ in range(2000)]
+print(len({each.address for each in many}), len({each.address for each in many[1500:]}))
+"""
+    assert run(library, TWO_SEGMENTS + STOPS + code) == ["False", "True", "1022 1"]
+
+
 def test_a_capture_turns_away_replays_that_draw_and_other_captures(library: Path) -> None:
     code = """
 import threading
@@ -263,7 +331,7 @@ def calling():
     argument = Argument(captured[0], (Patch(0, 1, 0),), nbytes=8)
     described = RegionDescription("", (argument,), owned, steps, (bytes_of(3),))
     segments = [(0, 0), (later, cuda.instance(later)), (last, cuda.instance(last))]
-    facts = {"random": False, "offset": 0, "segments": segments, "nodes": nodes, "advancing": (0, 0)}
+    facts = {"random": False, "offset": 0, "segments": segments, "nodes": nodes, "advancing": (0, 0), "stop": None}
     return cuda.CudaRegion(described, graph=first, device=0, **facts)
 
 

@@ -83,6 +83,9 @@ class Native:
     def advances(self, _: Any) -> int:
         return 12
 
+    def Stop(self) -> Any:
+        return SimpleNamespace(address=0x700)
+
 
 def program(*, random: bool = False) -> Program:
     """A loop over a kernel that fills t of x, one that fills half of t again, and one that writes x of t."""
@@ -151,8 +154,8 @@ def test_a_loop_is_decided_before_it_and_after_each_iteration(monkeypatch: pytes
     ]
     found = {node[0]: node for node in region.nodes}
     assert set(found) == {1000, 1002, 1003, 1004, 1005}
-    assert numbers(found[1000][2]) == [500, 0, nested._FIRST, 0, 0]
-    assert numbers(found[1005][2]) == [500, 0, nested._AGAIN, 0x608, 12]
+    assert numbers(found[1000][2]) == [500, 0, nested._FIRST, 0, 0, 0x700]
+    assert numbers(found[1005][2]) == [500, 0, nested._AGAIN, 0x608, 12, 0x700]
     assert (region.segments, region.random, region.advancing) == ([(GRAPH, 99)], True, (0x600, 0x608))
 
 
