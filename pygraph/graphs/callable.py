@@ -208,11 +208,15 @@ class Graph(Generic[P, R]):
                 return self._refused(made, args, kwargs)
             found = made
         if not found.pending:
-            outputs = found.region.try_replay(found.arguments(every))
+            outputs = self._replay(found, every)
             if outputs is not None:
                 return self._leave(found, outputs, every, containers)
         call = Call(args, kwargs, every, self._root, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         return self._look_up(found, call, look, containers, new=new)
+
+    def _replay(self, entry: Entry, tensors: list[torch.Tensor]) -> Any:
+        """The outputs of what was used last; None, with nothing done, if that does not fit."""
+        return entry.region.try_replay(entry.arguments(tensors))
 
     # -- entries -----------------------------------------------------------------------------------------------------
 

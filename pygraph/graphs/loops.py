@@ -10,6 +10,7 @@ The iteration is captured as ``pygraph.graph`` captures it; the program of its l
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import enum
 import operator
@@ -17,7 +18,7 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import RLock
+from threading import Event, RLock, Thread
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ def loop(
     steps: int | torch.Tensor,
     until: Callable[[Any], torch.Tensor] | None = None,
     collect: Callable[[Any], Any] | None = None,
+    follow: Callable[[Any], None] | None = None,
     held: Any = (),
     key: Callable[..., Any] | None = None,
     compare: Callable[[str, torch.Tensor], bool] | None = None,
@@ -85,6 +87,9 @@ def loop(
         until: called with each state; returns a tensor of one element. The first state is looked at as well
         collect: called with each new state; what it returns, a pytree of tensors, is kept for each iteration. ``steps``
             is an integer then
+        follow: called while the loop runs with the rows of new iterations, on the CPU, in order and by one thread at a
+            time, which need not be the caller's. The call returns at the end of the loop then, and raises what it
+            raised. It needs ``collect``
         held: modules, tensors, and containers of them, that the step reads or writes, beside ``step`` if that is one
         key: called with a state; what else the Python code decides by
         compare: as that of ``pygraph.graph``
@@ -96,6 +101,8 @@ def loop(
         raise ValueError(f"steps is a tensor of {steps.dtype}: pass an integer one")
     elif collect is not None:
         raise ValueError("what is collected needs an integer for steps: memory for it is made before the loop")
+    if follow is not None and collect is None:
+        raise ValueError("follow is called with what is collected: pass collect, too")
     identity = _named((step, until, collect, key, compare, tuple(sorted((options or {}).items())), live.owner()))
     found = _loops.get(identity)
     if found is None:
@@ -104,7 +111,7 @@ def loop(
             _loops.popitem(last=False)
     _loops.move_to_end(identity)
     with torch.no_grad():
-        return found.run(state, steps, (step, held) if isinstance(step, torch.nn.Module) else held)
+        return found.run(state, steps, (step, held) if isinstance(step, torch.nn.Module) else held, follow)
 
 
 _loops: OrderedDict[Hashable, Loop] = OrderedDict()
@@ -169,11 +176,14 @@ class Loop(Graph[..., None]):
         """Why copies into one state would not do what the host's last loop did."""
         self._latest: Any = None
         """The state that the host's last loop ended with, where it may go on."""
+        self._follower: _Follower | None = None
         self._turn = RLock()
         """Of the thread that runs it: what is held is that of its call."""
         self._answering = self._loop_on_host
 
-    def run(self, state: Any, steps: int | torch.Tensor, held: Any) -> Looped:
+    def run(
+        self, state: Any, steps: int | torch.Tensor, held: Any, follow: Callable[[Any], None] | None = None
+    ) -> Looped:
         """The loop, from ``state`` on."""
         leaves, structure = compat.tree_flatten(state)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -201,8 +211,9 @@ class Loop(Graph[..., None]):
                 "until and collect may only read: one writes to what it is given, or held, or draws numbers"
             )
         with self._turn:
-            outer = self._root
+            outer = self._root, self._follower
             self._root = self._each._root = (held,)
+            self._follower = None if follow is None else _Follower(follow, control, rows)
             try:
                 if shared:
                     refusal = Refusal("host-loop", "values of the first state share memory: clone them")
@@ -210,8 +221,11 @@ class Loop(Graph[..., None]):
                 else:
                     self._control = control
                     self(control, state, rows)
+                if self._follower is not None:
+                    self._follower.finish()
             finally:
-                self._root = self._each._root = outer
+                self._each._root = outer[0]
+                self._root, self._follower = outer
                 self._latest = None
         if rows is not None:
             rows = compat.tree_map(lambda buffer: buffer[: max(int(steps), 0)], rows)
@@ -233,6 +247,8 @@ class Loop(Graph[..., None]):
             self._after(control, now, rows)
             control[0].add_(1)
             count += 1
+            if self._follower is not None:
+                self._follower.look()
             if self._on_host and self._odd is None:
                 break
         _carry(old, now)
@@ -241,6 +257,15 @@ class Loop(Graph[..., None]):
             self._each(control, state, rows)
             control[0].add_(1)
             count += 1
+            if self._follower is not None:
+                self._follower.look()
+
+    def _replay(self, entry: Entry, tensors: list[torch.Tensor]) -> Any:
+        with self._following():
+            return super()._replay(entry, tensors)
+
+    def _following(self) -> contextlib.AbstractContextManager[object]:
+        return self._follower or contextlib.nullcontext()
 
     def _launches(self, tensors: Sequence[torch.Tensor], entry: Entry) -> LaunchPasses:
         return LoopPasses(self._place(tensors, entry), super()._launches(tensors, entry))
@@ -288,7 +313,64 @@ class Loop(Graph[..., None]):
             state, rows = call.args[1:]
             return self._loop_on_host(control, state, rows, self._latest)
         self.record.replays = replays  # two replays are one call
-        return super()._look_up(entry, call, look, containers, new=False)
+        with contextlib.nullcontext() if entry.verifies else self._following():
+            return super()._look_up(entry, call, look, containers, new=False)
+
+
+_GLANCE = 0.001
+"""Seconds between two looks at a loop that runs."""
+
+
+class _Follower:
+    """Hands over the rows of new iterations. In the block of a replay, a thread of its own looks how far the device is:
+    the count follows the rows of its iterations."""
+
+    def __init__(self, follow: Callable[[Any], None], control: torch.Tensor, rows: Any) -> None:
+        self._follow, self._count, self._rows = follow, control[0], rows
+        self._told = 0
+        self._error: BaseException | None = None
+        self._stream = torch.cuda.Stream(control.device) if control.is_cuda else None
+        self._over = Event()
+        self._thread: Thread | None = None
+
+    def look(self) -> None:
+        """Hand over what is new."""
+        count = int(self._count)
+        if count <= self._told or self._error is not None:
+            return
+        new = compat.tree_map(lambda buffer: buffer[self._told : count].to("cpu", copy=True), self._rows)
+        self._told = count
+        try:
+            self._follow(new)
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the loop
+            self._error = error
+
+    def finish(self) -> None:
+        """Hand over the rest. Raises what was raised on the way."""
+        self.look()
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))  # the count is 0 from then on
+        self._over.clear()
+        self._thread = Thread(target=self._watch, name="pygraph-follow", daemon=True)
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if self._stream is not None and kind is None:
+                torch.cuda.current_stream(self._stream.device).synchronize()
+        finally:
+            self._over.set()
+            if self._thread is not None:
+                self._thread.join()
+
+    def _watch(self) -> None:
+        with torch.cuda.stream(self._stream):
+            while not self._over.wait(_GLANCE):
+                self.look()
 
 
 def _ends(

@@ -52,6 +52,7 @@ def generate(
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int = 0,
     max_cache_len: int | None = None,
+    streamer: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> torch.Tensor:
     """Tokens of prompts and texts, as ``model.generate`` of a decoder-only model with a static cache returns them.
@@ -71,6 +72,7 @@ def generate(
         eos_token_id: end texts (None: nothing does)
         pad_token_id: what follows the end of a text
         max_cache_len: tokens of the cache (None: those that this call needs)
+        streamer: is given prompts and tokens, as by ``model.generate``, while the loop runs, by another thread
         options: those of the backend
     """
     given = {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else inputs
@@ -82,6 +84,8 @@ def generate(
         raise ValueError(f"a cache of {size} tokens holds no text of {length + max_new_tokens}")
     ends = () if eos_token_id is None else (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
     cache = _cache(model, batch, size)
+    if streamer is not None:
+        streamer.put(prompt.cpu())
     forward = _forward(cast("Any", type(model)), model.device.type)
 
     def choose(logits: torch.Tensor) -> torch.Tensor:
@@ -112,15 +116,20 @@ def generate(
         token = choose(model(**prepared, return_dict=True).logits[:, -1:])
         rest = mask.new_ones(batch, size - length)  # what is not there yet, the causal mask leaves out
         state = (token[:, None], position[:, -1:] + 1, torch.cat([mask, rest], -1), _is_any(token, ends))
+    if streamer is not None:
+        streamer.put(token.cpu())
     done = pygraph.loop(
         step,
         state,
         steps=max_new_tokens - 1,
         until=_all_finished if ends else None,
         collect=_token,
+        follow=None if streamer is None else _putting(streamer),
         held=[model, cache, *cache.layers],
         options=options,
     )
+    if streamer is not None:
+        streamer.end()
     return torch.cat([prompt, token[:, None], done.collected[: int(done.count)].T], -1)
 
 
@@ -147,6 +156,14 @@ def _forward(kind: Any, device: str) -> Callable[..., Any]:
 
 def _token(state: Any) -> torch.Tensor:
     return cast("torch.Tensor", state[0][:, 0])
+
+
+def _putting(streamer: Any) -> Callable[[torch.Tensor], None]:
+    def put(rows: torch.Tensor) -> None:
+        for row in rows:
+            streamer.put(row)
+
+    return put
 
 
 def _all_finished(state: Any) -> torch.Tensor:

@@ -174,3 +174,28 @@ def test_ctrl_c_ends_a_loop(draws: bool) -> None:
     expected = plain(step, first, 5)
     torch.manual_seed(0)
     assert_loop(pygraph.loop(step, first, steps=5), expected)
+
+
+def test_rows_are_there_while_a_replay_runs() -> None:
+    """What follows writes, on another stream, what ends the loop."""
+    last, seen = torch.tensor([5], device="cuda"), list[int]()
+
+    def see(rows: torch.Tensor) -> None:
+        seen.extend(rows.tolist())
+        if len(seen) > 100:
+            last.zero_()
+
+    def run() -> Any:
+        seen.clear()
+        first, until = torch.zeros(1, dtype=torch.int64, device="cuda"), lambda state: state >= last
+        return pygraph.loop(
+            lambda s: s + 1, first, steps=10**6, until=until, collect=lambda s: s[0], follow=see, held=last
+        )
+
+    replays = [run().record.replays for _ in range(4)]
+    last.fill_(10**9)
+    torch.cuda.synchronize()
+    found = run()
+    assert found.record.replays == replays[-1] + 1 > 1
+    assert 100 < found.count.item() < 10**6
+    assert seen == list(range(1, found.count.item() + 1))

@@ -585,3 +585,91 @@ def test_loops_that_vary_are_held_against_other_loops(monkeypatch: pytest.Monkey
         assert_loop(found, expected)
     assert not doubts
     assert (found.record.captures, found.record.replays) == (1, 1), found.record
+
+
+# -- rows while the loop runs ------------------------------------------------------------------------------------------
+
+
+def rows_of(chunks: list[torch.Tensor]) -> list[float]:
+    return [row for chunk in chunks for row in chunk.tolist()]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_rows_are_followed_in_order_and_once(ends: bool) -> None:
+    """By loops that are captured, compared, replayed, and by those of the host."""
+    weight = torch.eye(4) * 0.9
+
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state @ weight + 0.5
+
+    until = (lambda state: state.sum() > 30.0) if ends else None
+    for steps in (5, 6, 1, 0, 40, 300, 7):
+        chunks: list[torch.Tensor] = []
+        first = torch.ones(2, 4)
+        _, count, rows = plain(step, first, steps, until, lambda state: state.sum())
+        found = pygraph.loop(
+            step, first, steps=steps, until=until, collect=lambda s: s.sum(), follow=chunks.append, held=weight
+        )
+        assert found.count.item() == count
+        assert rows_of(chunks) == found.collected[:count].tolist() == [row.item() for row in rows]
+    assert found.record.replays, found.record
+
+
+def test_rows_are_there_while_a_replay_runs() -> None:
+    """The loop goes on until a row was seen: what follows writes what ends it."""
+    last, seen = torch.tensor([5]), list[int]()
+
+    def see(rows: torch.Tensor) -> None:
+        seen.extend(rows.tolist())
+        if len(seen) > 100:
+            last.zero_()
+
+    def run() -> Looped:
+        seen.clear()
+        first, until = torch.zeros(1, dtype=torch.int64), lambda state: state >= last
+        return pygraph.loop(
+            lambda s: s + 1, first, steps=10**6, until=until, collect=lambda s: s[0], follow=see, held=last
+        )
+
+    replays = [run().record.replays for _ in range(4)]
+    last.fill_(10**9)
+    found = run()
+    assert found.record.replays == replays[-1] + 1 > 1
+    assert 100 < found.count.item() < 10**6
+    assert seen == list(range(1, found.count.item() + 1))
+
+
+def test_what_follows_may_raise_and_the_loop_runs_to_its_end() -> None:
+    written = torch.zeros(1, dtype=torch.int64)
+
+    def step(state: torch.Tensor) -> torch.Tensor:
+        written.add_(1)
+        return state * 2
+
+    def broken(rows: torch.Tensor) -> None:
+        told.append(len(rows))
+        raise BrokenPipeError
+
+    for steps in (3, 4, 5, 6):
+        told: list[int] = []
+        written.zero_()
+        with pytest.raises(BrokenPipeError):
+            pygraph.loop(step, torch.ones(2), steps=steps, collect=torch.sum, follow=broken, held=written)
+        assert (written.item(), len(told)) == (steps, 1)
+    found = pygraph.loop(step, torch.ones(2), steps=4, collect=torch.sum, held=written)
+    assert found.record.replays > 1, found.record
+
+
+def test_rows_of_a_loop_of_the_host_come_one_by_one() -> None:
+    def step(state: torch.Tensor) -> torch.Tensor:
+        return state + float(state.sum())
+
+    chunks: list[torch.Tensor] = []
+    found = pygraph.loop(step, torch.ones(1), steps=4, collect=lambda s: s[0], follow=chunks.append)
+    assert [chunk.tolist() for chunk in chunks] == [[2], [4], [8], [16]]
+    assert found.count.item() == 4
+
+
+def test_following_needs_what_is_collected() -> None:
+    with pytest.raises(ValueError, match="pass collect, too"):
+        pygraph.loop(lambda s: s + 1, torch.ones(1), steps=2, follow=print)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -87,3 +89,39 @@ def test_sampled_tokens_are_those_of_the_same_generator(settings: dict[str, obje
         assert torch.equal(generate(model, prompt, max_cache_len=16, **usual), plain)
         assert torch.equal(torch.rand(2), after)
     assert pygraph.counters()["replays"] == 2
+
+
+class Streamer:
+    """Remembers the tokens that it is given; its end is None."""
+
+    def __init__(self) -> None:
+        self.given: list[torch.Tensor | None] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        assert tokens.device.type == "cpu"
+        self.given.append(tokens)
+
+    def end(self) -> None:
+        self.given.append(None)
+
+
+@pytest.mark.parametrize("ends", [None, 7])
+def test_streamers_are_given_the_tokens_of_the_model(ends: int | None) -> None:
+    model = _small()
+    for length in (5, 9, 7, 6):
+        prompt = torch.randint(1, 64, (1, length))
+        mask = torch.ones_like(prompt)
+        theirs, ours = Streamer(), Streamer()
+        keywords: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": ends, "pad_token_id": 0}
+        model.generate(
+            prompt, attention_mask=mask, do_sample=False, cache_implementation="static", streamer=theirs, **keywords
+        )
+        before = pygraph.counters().get("replays", 0)
+        generate(model, prompt, max_cache_len=64, streamer=ours, **keywords)
+        assert len(ours.given) == len(theirs.given)
+        for one, other in zip(ours.given[:-1], theirs.given[:-1], strict=True):
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one, other)
+        assert ours.given[-1] is theirs.given[-1] is None
+    assert pygraph.counters().get("replays", 0) == before + 1

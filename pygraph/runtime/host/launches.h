@@ -110,7 +110,7 @@ struct Nest final : Launch {
     auto looked = std::chrono::steady_clock::now();
     while (control[0] < control[1] && control[2] == 0) {
       run(0);
-      control[0] = control[0] + 1;
+      __atomic_store_n(control, control[0] + 1, __ATOMIC_RELEASE); // other threads read what the iteration wrote
       if (std::chrono::steady_clock::now() - looked < std::chrono::milliseconds(20)) continue;
       look_at_signals();
       looked = std::chrono::steady_clock::now();
