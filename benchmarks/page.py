@@ -9,6 +9,7 @@ that was measured, or, of files until 2026-11-29, the commit that added the file
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -366,11 +367,13 @@ def ranks(results: Results) -> list[str]:
     for key, sides in groups.items():
         ours = {OURS, STEP, "measured-collectives"} & sides.keys()
         for kind in ("default", "measured-collectives"):
-            if kind in sides and ours:
+            if kind in sides and ours and all(sides[side]["right"] for side in (kind, *ours)):
                 chosen[key[0], kind] = key
     lines = []
     for key in dict.fromkeys(chosen[name] for name in sorted(chosen)):
-        cells = [rank_cell(groups[key].get(side)) for side in RANKS]
+        rows = groups[key]
+        best = min((rows[side]["us"] for side in RANKS[:2] if side in rows), default=math.inf)
+        cells = [rank_cell(rows.get(side), best) for side in RANKS]
         lines.append(line(f"{key[0]}{results.mark(runs[key])}", *cells))
     return with_head(["workload, µs of a step", *(f"`{side}`" for side in RANKS)], lines)
 
@@ -384,10 +387,12 @@ def side_of(row: Mapping[str, Any]) -> str:
     return renamed.get(side, side)
 
 
-def rank_cell(row: Mapping[str, Any] | None) -> str:
+def rank_cell(row: Mapping[str, Any] | None, best: float) -> str:
+    """A time, bold where it is a loss against ``best``, in µs."""
     if row is None:
         return "–"
-    return f"{row['us']:,.0f} ({row['best_us']:,.0f})" + ("" if row["right"] else ", not eager's")
+    text = f"{row['us']:,.0f} ({row['best_us']:,.0f})"
+    return f"**{text}**" if best / row["us"] < LOSS and row["side"] not in RANKS[:2] else text
 
 
 def versions(results: Results) -> list[str]:
@@ -406,14 +411,19 @@ def versions(results: Results) -> list[str]:
     return lines
 
 
-def losses(results: Results) -> list[str]:
+def losses(sections: Mapping[str, Sequence[str]]) -> list[str]:
+    """Bold figures of the tables, by section and row."""
     lines = []
-    for title, sides, table in (("torch.compile", PARTS, results.parts), ("train_step", STEPS, results.steps)):
-        for name, cells in sorted(table.items()):
-            shown = [(side, cells[side]) for side in sides if side in cells and cells[side].lost]
-            lost = [f"{cell.text} over `{side}`{results.mark(cell.run)}" for side, cell in shown]
+    for title, rows in sections.items():
+        table = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows if row.startswith("|")]
+        for name, *cells in table[2:]:
+            lost = [
+                f"{cell} {head}" if head.startswith("over") else f"{head} {cell}"
+                for head, cell in zip(table[0][1:], cells, strict=True)
+                if "**" in cell
+            ]
             if lost:
-                lines.append(f"- {name} (`{title}`): {', '.join(lost)}")
+                lines.append(f"- {title}, {name}: {', '.join(lost).replace('**', '')}")
     return lines
 
 
@@ -486,9 +496,7 @@ def pages(results: Results | None = None, readme: str | None = None) -> dict[Pat
 
 def page(results: Results) -> str:
     """The page of results."""
-    sections: dict[str, Sequence[str]] = {
-        "Summary": summary(results),
-        "What lost": losses(results),
+    tables: dict[str, Sequence[str]] = {
         "Compiled models: inference": compiled(results, "inference"),
         "Compiled models: training": compiled(results, "training"),
         "Training steps": whole(results),
@@ -501,6 +509,7 @@ def page(results: Results) -> str:
         "Several processes": ranks(results),
         "Versions": versions(results),
     }
+    sections = {"Summary": summary(results), "What lost": losses(tables), **tables}
     sections["Runs"] = runs_of(results)
     texts = []
     for title, lines in sections.items():
