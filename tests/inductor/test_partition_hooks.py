@@ -6,7 +6,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ import pygraph
 from pygraph.inductor.compile import compare
 from pygraph.inductor.decision import Decision, Placed
 from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
-from pygraph.inductor.partition_hooks import REPLACEMENTS, _behind_views
+from pygraph.inductor.partition_hooks import _behind_views
 from pygraph.ir import CAPTURABLE, REASON, Graph, Stage, sources
 from pygraph.passes import Pass, PassContext, PassResult
 from pygraph.report.model import GraphReport
@@ -485,12 +484,3 @@ def test_a_region_that_holds_what_must_be_outside_is_barred_and_all_differences_
     notes, forbidden = compare(decided, kept.record)
     assert notes == ([note] if note else [])
     assert forbidden == ({0} if "region 0 holds" in note else set())
-
-
-# -- methods of Inductor's that are replaced --------------------------------------------------------------------------
-
-
-def test_the_docs_list_each_method_of_inductors_that_is_replaced_and_what_for() -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "architecture.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if line.startswith(("| `GraphLowering.", "| `Scheduler."))]
-    assert rows == [f"| `{each.owner.__name__}.{each.method}` | {each.purpose} |" for each in REPLACEMENTS]
