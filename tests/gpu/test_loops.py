@@ -159,7 +159,7 @@ def test_ctrl_c_ends_a_loop(draws: bool) -> None:
 
 
 def test_rows_are_there_while_a_replay_runs() -> None:
-    """What follows writes, on another stream, what ends the loop."""
+    """Work on another stream, queued later, writes what ends the loop."""
     last, seen = torch.tensor([5], device="cuda"), list[int]()
 
     def see(rows: torch.Tensor) -> None:
