@@ -20,8 +20,9 @@ CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py te
 SCALAR := ATEN_CPU_CAPABILITY=default TORCHINDUCTOR_CACHE_DIR=$(or $(TMPDIR),/tmp)/torchinductor-scalar
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu bench bench-gpu results docs \
-	operators wheels wheels-check sanitize fuzz mutants locked requirements lint types imports check clean
+.PHONY: help demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu \
+	bench bench-gpu results docs operators wheels wheels-check sanitize fuzz mutants locked requirements lint \
+	types imports check clean
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -12,6 +12,7 @@ import json
 import math
 import re
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -514,8 +515,16 @@ def page(results: Results) -> str:
     texts = []
     for title, lines in sections.items():
         note = f"{_NOTES[title]}\n\n" if title in _NOTES else ""
-        texts.append(f"## {title}\n\n{note}" + "\n".join(lines) + "\n")
+        texts.append(f"## {title}\n\n{note}" + "\n".join(map(wrapped, lines)) + "\n")
     return "\n".join([_HEAD, *texts])
+
+
+def wrapped(text: str) -> str:
+    """A line of prose, or of a list, in lines of 120 columns; a row of a table as it is."""
+    if text.startswith("|"):
+        return text
+    below = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 120, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
 
 
 def picture(results: Results) -> str:

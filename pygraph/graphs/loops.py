@@ -317,7 +317,7 @@ class Loop(Graph[..., None]):
             return super()._look_up(entry, call, look, containers, new=False)
 
 
-_GLANCE = 0.001
+_INTERVAL = 0.001
 """Seconds between two looks at a loop that runs."""
 
 
@@ -327,7 +327,7 @@ class _Follower:
 
     def __init__(self, follow: Callable[[Any], None], control: torch.Tensor, rows: Any) -> None:
         self._follow, self._count, self._rows = follow, control[0], rows
-        self._told = 0
+        self._handed_over = 0
         self._error: BaseException | None = None
         self._stream = torch.cuda.Stream(control.device) if control.is_cuda else None
         self._over = Event()
@@ -336,10 +336,10 @@ class _Follower:
     def look(self) -> None:
         """Hand over what is new."""
         count = int(self._count)
-        if count <= self._told or self._error is not None:
+        if count <= self._handed_over or self._error is not None:
             return
-        new = compat.tree_map(lambda buffer: buffer[self._told : count].to("cpu", copy=True), self._rows)
-        self._told = count
+        new = compat.tree_map(lambda buffer: buffer[self._handed_over : count].to("cpu", copy=True), self._rows)
+        self._handed_over = count
         try:
             self._follow(new)
         except BaseException as error:  # noqa: BLE001 - raised at the end of the loop
@@ -369,7 +369,7 @@ class _Follower:
 
     def _watch(self) -> None:
         with torch.cuda.stream(self._stream):
-            while not self._over.wait(_GLANCE):
+            while not self._over.wait(_INTERVAL):
                 self.look()
 
 

@@ -587,6 +587,16 @@ def test_loops_that_vary_are_held_against_other_loops(monkeypatch: pytest.Monkey
     assert (found.record.captures, found.record.replays) == (1, 1), found.record
 
 
+def test_a_loop_that_is_wrong_is_left_to_the_host_and_no_launch_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Refusal("comparison-failed", "replayed: as if it were wrong")
+    monkeypatch.setattr(compare_module, "judge", lambda *_, **__: wrong)
+    for _ in range(3):
+        found = pygraph.loop(lambda s: s * 2 - 1, torch.full((3,), 2.0), steps=9)
+        assert found.state.tolist() == [2.0**9 + 1] * 3
+    assert found.record.replays == 0
+    assert "as if it were wrong; which launch of the loop differs is not looked for" in str(found.record.reason)
+
+
 # -- rows while the loop runs ------------------------------------------------------------------------------------------
 
 

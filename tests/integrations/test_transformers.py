@@ -11,7 +11,7 @@ import pygraph
 
 transformers = pytest.importorskip("transformers")
 
-from pygraph.integrations.transformers import generate, generation  # noqa: E402
+from pygraph.integrations.transformers import _forward, generate, generation  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -125,3 +125,17 @@ def test_streamers_are_given_the_tokens_of_the_model(ends: int | None) -> None:
             assert torch.equal(one, other)
         assert ours.given[-1] is theirs.given[-1] is None
     assert pygraph.counters().get("replays", 0) == before + 1
+
+
+def test_the_compiled_step_outlives_calls_of_the_models_own_generate() -> None:
+    """Which replace the one that the model keeps: with that, the next loop would be another one."""
+    model = _small()
+    kept = [model.get_compiled_call(transformers.CompileConfig(backend=backend)) for backend in ("eager", "aot_eager")]
+    assert kept[0] is not kept[1]
+    assert _forward(type(model), "cuda") is _forward(type(model), "cuda")
+    prompt = torch.randint(1, 64, (1, 4))
+    for call in range(4):
+        generate(model, prompt, max_new_tokens=8)
+        if call:
+            model.get_compiled_call(transformers.CompileConfig(backend=("eager", "aot_eager")[call % 2]))
+    assert pygraph.counters().get("replays", 0) > 0

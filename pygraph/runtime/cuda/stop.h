@@ -22,8 +22,8 @@
 
 namespace pygraph {
 
-// The words of all loops, in memory that the host and all devices address. It is never freed, since a loop may run longer
-// than what launched it lives.
+// The words of all loops, in memory that the host and all devices address. It is never freed, since a loop may run
+// longer than what launched it lives.
 class StopWords {
  public:
   using Word = std::atomic<uint32_t>;
@@ -119,8 +119,8 @@ class Stop {
     if (on_main_thread()) StopWords::get().listen();
   }
 
-  // Before a launch. Waits for the end of one that was asked to end. A loop that another thread has launched once hears no
-  // signal any more, since such a launch may still run.
+  // Before a launch. Waits for the end of one that was asked to end. A loop that another thread has launched once hears
+  // no signal any more, since such a launch may still run.
   void begin() {
     deaf_ = deaf_ || !on_main_thread();
     auto to = deaf_ ? StopWords::kDeaf : StopWords::kGoesOn;
