@@ -343,8 +343,12 @@ class TensorLayout:
     @property
     def nbytes(self) -> int:
         """From the first element to one past the last."""
-        reach = 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
-        return 0 if 0 in self.size else reach * int(self.dtype.itemsize)
+        if 0 in self.size:
+            return 0
+        reach = 1
+        for count, step in zip(self.size, self.stride, strict=True):
+            reach += (count - 1) * step
+        return reach * int(self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

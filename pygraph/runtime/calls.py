@@ -46,15 +46,15 @@ class OperatorCall:
 
     @cached_property
     def _operands(self) -> list[tuple[Any, Any]]:
-        return [(argument, self.value(position, argument)) for position, argument in enumerate(_arguments(self.op))]
+        declared, args = _declared(self.op), self.args
+        found = [(argument, value) for (argument, _, _), value in zip(declared, args)]  # noqa: B905
+        return found + [(each, self.kwargs.get(name, default)) for each, name, default in declared[len(args) :]]
 
     def value(self, position: int, argument: Any) -> Any:
         """That of ``argument``, which is at ``position`` of the schema."""
         if position < len(self.args):
             return self.args[position]
-        if argument.name in self.kwargs:
-            return self.kwargs[argument.name]
-        return argument.default_value if argument.has_default_value() else None
+        return self.kwargs[argument.name] if argument.name in self.kwargs else _default(argument)
 
     def tensors(self) -> Sequence[torch.Tensor]:
         """Every tensor argument."""
@@ -69,16 +69,37 @@ class OperatorCall:
         written = (value for argument, value in self.operands() if is_written(self.op._schema, argument))
         return {id(t) for value in written for t in tensors_in(value)}
 
+    @property
+    def text(self) -> str:
+        """``aten.addmm.default``."""
+        return text_of(self.op)
+
     def signature(self, opaque: Callable[[torch.Tensor], str | None] = lambda _: None) -> Hashable:
         """A hashable that is equal for calls that do the same. ``opaque`` names a tensor that has no addresses. Raises
         CaptureError (``unsupported-argument``) for an object that cannot be compared."""
-        return (str(self.op), _describe([value for _, value in self.operands()], {}, opaque))
+        return (self.text, _describe([value for _, value in self.operands()], {}, opaque))
 
 
 @lru_cache(maxsize=1024)
-def _arguments(op: OpOverload) -> tuple[Any, ...]:
-    """The arguments of an operator's schema, which torch makes anew whenever it is asked."""
-    return tuple(op._schema.arguments)
+def text_of(op: Any) -> str:
+    """The name of an operator with its overload, which torch puts together whenever it is asked."""
+    return str(op)
+
+
+@lru_cache(maxsize=1024)
+def _declared(op: OpOverload) -> tuple[tuple[Any, str, Any], ...]:
+    """The arguments of an operator's schema, which torch makes anew whenever it is asked, their names and defaults."""
+    return tuple((each, each.name, _default(each)) for each in op._schema.arguments)
+
+
+def _default(argument: Any) -> Any:
+    return argument.default_value if argument.has_default_value() else None
+
+
+@lru_cache(maxsize=1024)
+def takes(op: OpOverload, kind: str) -> bool:
+    """True if the schema of ``op`` declares anything of a type that is named ``kind``."""
+    return kind in str(op._schema)
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -106,9 +127,15 @@ they crash."""
 _INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 
 
+@lru_cache(maxsize=1024)
+def _may_be_sized_by_data(op: OpOverload) -> bool:
+    """True if the contents of arguments decide how much some calls of an operator return."""
+    return torch.Tag.dynamic_output_shape in op.tags
+
+
 def _is_sized_by_data(call: OperatorCall) -> bool:
     """True if the contents of arguments decide how much ``call`` returns: of a mask among indices, not of positions."""
-    if torch.Tag.dynamic_output_shape not in call.op.tags:
+    if not _may_be_sized_by_data(call.op):
         return False
     given = {argument.name: value for argument, value in call.operands()}
     if call.name == "aten::repeat_interleave":
@@ -134,7 +161,7 @@ def check_call(call: OperatorCall) -> None:
     reason = "dynamic-output" if _is_sized_by_data(call) else _never_captured(call.op)
     if reason is not None:
         raise CaptureError(reason, call.name)
-    if any(isinstance(value, torch.Generator) for _, each in call.operands() for value in leaves(each)):
+    if takes(call.op, "Generator") and any(isinstance(value, torch.Generator) for _, value in call.operands()):
         raise CaptureError("generator-argument", call.name)
 
 
@@ -165,12 +192,10 @@ def fake_results(call: OperatorCall) -> list[Any]:
 
     No fake tensor shares memory with an argument, nor with another one.
     """
-    declared = call.op._schema.returns
     # Fake tensors take 2 ms. Where nothing new is returned, meta tensors tell as well whether an argument is resized.
     has_meta = call.op.namespace == "aten" and call.op.has_kernel_for_dispatch_key(DispatchKey.Meta)
-    values, fakes = run_fake(call, "meta" if has_meta and all(r.alias_info is not None for r in declared) else None)
-    values = _laid_out(call, values)
-    results = [value if r.alias_info is None else aliased(call, r) for r, value in zip(declared, values, strict=True)]
+    values, fakes = run_fake(call, "meta" if has_meta and None not in returned_arguments(call.op) else None)
+    results = with_arguments(call, _laid_out(call, values))
     storages = {fake.untyped_storage()._cdata for fake in fakes.values()}
     for tensor in leaves(results):
         check_result(call, tensor)
@@ -218,13 +243,24 @@ def check_result(call: OperatorCall, result: Any) -> None:
         raise CaptureError("unsupported-tensor", f"{call.name} returns a lazy view")
 
 
-def aliased(call: OperatorCall, declared: Any) -> Any:
-    """The written argument that a return of the schema is."""
-    for argument, value in call.operands():
-        alias = argument.alias_info
-        if alias is not None and alias.is_write and alias.before_set == declared.alias_info.before_set:
-            return value
-    raise CaptureError("aliasing-operator", call.name)
+def with_arguments(call: OperatorCall, values: Sequence[Any]) -> list[Any]:
+    """``values`` of each return of the schema, with the written argument that it is in the place of others."""
+    places = zip(returned_arguments(call.op), values, strict=True)
+    return [value if place is None else call.operands()[place][1] for place, value in places]
+
+
+@lru_cache(maxsize=1024)
+def returned_arguments(op: OpOverload) -> tuple[int | None, ...]:
+    """For each return of the schema of ``op``, the position of the written argument that it is; None if it is new.
+    Raises CaptureError (``aliasing-operator``) where it is an argument that is not written."""
+    written = [(at, argument.alias_info) for at, (argument, _, _) in enumerate(_declared(op))]
+    places = {
+        frozenset(alias.before_set): at for at, alias in reversed(written) if alias is not None and alias.is_write
+    }
+    sets = [None if each.alias_info is None else frozenset(each.alias_info.before_set) for each in op._schema.returns]
+    if any(each is not None and each not in places for each in sets):
+        raise CaptureError("aliasing-operator", str(op._schema.name))
+    return tuple(None if each is None else places[each] for each in sets)
 
 
 def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str | None) -> Any:
@@ -237,8 +273,10 @@ def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str | None) -> Any
     if id(value) not in fakes:
         where: Any = device or value.device
         if value.layout is torch.strided:
-            elements = value.untyped_storage().nbytes() // value.dtype.itemsize
-            storage = torch.zeros(elements, dtype=value.dtype, device=where)
+            elements, make = value.untyped_storage().nbytes() // value.dtype.itemsize, torch.zeros
+            if device == "meta":  # which has no contents
+                make = torch.empty
+            storage = make(elements, dtype=value.dtype, device=where)
             fakes[id(value)] = storage.as_strided(value.size(), value.stride(), value.storage_offset())
         else:
             fakes[id(value)] = torch.zeros(value.size(), dtype=value.dtype, device=where)

@@ -6,6 +6,7 @@ stand-ins like any allocation, with sizes from the operator's fake kernel. Nothi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -47,7 +48,14 @@ def is_eager(op: Any, chosen: Collection[str], *, collectives: bool = True) -> b
         return False
     if op.namespace in FUNCTIONAL_COLLECTIVES:
         return collectives
-    return getattr(torch.Tag, "cudagraph_unsafe", None) in op.tags or base_of(str(op)) in chosen
+    unsafe, base = _facts_of(op)
+    return unsafe or base in chosen
+
+
+@functools.lru_cache(maxsize=1024)
+def _facts_of(op: OpOverload) -> tuple[bool, str]:
+    """True if ``op`` is tagged ``cudagraph_unsafe``; and its name without overload."""
+    return getattr(torch.Tag, "cudagraph_unsafe", None) in op.tags, base_of(str(op))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ what each launch uses.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,10 @@ class Proof:
         first, behind = addresses.bounds
         low, high = first - _NEAR, behind + _NEAR
         start, end = others.bounds
+        known: dict[str, frozenset[int]] = {}  # by kernel, the words that were an address in any launch
         slots: list[Slot] = []
         non_pointers: list[NonPointerWord] = []
         for launch in recording.launches:
-            proven: set[frozenset[int]] = self._addresses.get(_kernel(launch), set())
             unowned = {each.word for each in launch.unowned}
             found, stray, words = len(slots), False, set[int]()
             likely = [  # of some ten thousand words, most of which are small numbers
@@ -133,7 +134,8 @@ class Proof:
                 if places:
                     if len(places) > 1:
                         return None
-                    slots.append(Slot(launch.index, position, *places[0].key, places[0].offset))
+                    (kind, index), offset, _ = places[0]
+                    slots.append(Slot(launch.index, position, kind, index, offset))
                     words.add(position)
                     continue
                 stray = stray or near
@@ -143,9 +145,14 @@ class Proof:
                     words.update([position] * inert.scratch)
                 elif inert is not None or (near and addresses.inside(word)) or others.inside(word):
                     return None
-            missing = frozenset().union(*proven) - words  # null, or an address of what nobody knows
-            if words in proven and not any(launch.words[position] for position in missing):
-                continue
+            kernel = _kernel(launch)
+            proven = self._addresses.get(kernel, ())
+            if words in proven:
+                if kernel not in known:
+                    known[kernel] = frozenset().union(*proven)
+                missing = known[kernel] - words  # null, or an address of what nobody knows
+                if not any(launch.words[position] for position in missing):
+                    continue
             reach = launch.may_access
             if stray or reach is None or any(slot.key not in reach for slot in slots[found:]):
                 return None
@@ -187,7 +194,12 @@ class Proof:
 
 def _kernel(launch: Launch) -> str:
     """All that is the same in each launch of a kernel, in any process."""
-    return repr((launch.kind.value, launch.name, launch.code, len(launch.words)))
+    return _kernel_of(launch.kind.value, launch.name, launch.code, len(launch.words))
+
+
+@functools.lru_cache(maxsize=4096)
+def _kernel_of(*facts: Hashable) -> str:
+    return repr(facts)
 
 
 def _is_closed(launch: Launch) -> bool:

@@ -14,7 +14,7 @@ import torch
 from pygraph.compat import DispatchKey, FakeTensor, OpOverload
 from pygraph.errors import CaptureError
 from pygraph.program.recording import COLLECTIVES, AllocationKind
-from pygraph.runtime.calls import OperatorCall, aliased, check_call, fake_results, leaves
+from pygraph.runtime.calls import OperatorCall, check_call, fake_results, leaves, with_arguments
 from pygraph.runtime.eager import OWN, is_eager, record_call
 from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
@@ -48,7 +48,8 @@ class RecordOperators(OperatorObserver):
             if defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU):
                 with self:
                     return func.decompose(*call.args, **call.kwargs)
-        with blaming(str(func)):
+        self._recorder.begin_call()
+        with blaming(call.text):
             if not isinstance(func, OpOverload):
                 raise CaptureError("unsupported-operator", str(func))
             if _is_eager(self._recorder, func):
@@ -70,8 +71,7 @@ class RecordOperators(OperatorObserver):
         if known is None:
             known = self._results[signature, lie] = fake_results(call)
             return known
-        declared = call.op._schema.returns
-        return [value if r.alias_info is None else aliased(call, r) for r, value in zip(declared, known, strict=True)]
+        return with_arguments(call, known)
 
 
 # -- what cannot be recorded --------------------------------------------------------------------------------------
@@ -84,10 +84,10 @@ def _refuse(recorder: Recorder, call: OperatorCall) -> None:
     for argument, value in call.operands():
         if isinstance(value, torch.device) and value.type != "cpu":
             raise CaptureError("foreign-device", f"{call.name} on {value}")
-        if argument.name == "pin_memory" and value:
+        if value is True and argument.name == "pin_memory":
             raise CaptureError("pinned-memory", call.name)
     for tensor in call.tensors():
-        recorder.word(tensor)  # raises where it is not known whose memory this is
+        recorder.owned(tensor)  # raises where it is not known whose memory this is
 
 
 def _is_eager(recorder: Recorder, op: OpOverload) -> bool:
@@ -149,7 +149,7 @@ def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any], sign
     fresh = [tensor for tensor in stored if tensor is not None]
     recorder.launch(
         (native_call, moves, stored if fresh else []),
-        str(call.op),
+        call.text,
         signature,
         [*given, *(Operand(tensor, writes=True) for tensor in fresh)],
         random=draws(call.op),
@@ -160,9 +160,8 @@ def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any], sign
 
 def _moves(recorder: Recorder, tensor: torch.Tensor | None) -> bool:
     """True if ``tensor`` has other memory at replay: no constant."""
-    if tensor is None or recorder.opaque_name(tensor) is not None:
-        return False
-    return recorder.owner(tensor).kind is not AllocationKind.CONSTANT
+    owner = None if tensor is None else recorder.owned(tensor).owner
+    return owner is not None and owner.kind is not AllocationKind.CONSTANT
 
 
 def _record_eager(recorder: Recorder, call: OperatorCall) -> Any:
@@ -177,7 +176,7 @@ def _record_eager(recorder: Recorder, call: OperatorCall) -> Any:
         return recorder.allocate(fake.size(), fake.stride(), fake.dtype)
 
     for tensor in call.tensors():
-        recorder.word(tensor)  # raises where it is not known whose memory this is
+        recorder.owned(tensor)  # raises where it is not known whose memory this is
         owner = None if is_constant(tensor) else recorder.owner(tensor)
         if owner is None or owner.kind is not AllocationKind.INPUT:
             continue

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -102,6 +102,20 @@ Payload = Kernel | OperatorLaunch | EagerCall
 """A launch's callee, for the native graph."""
 
 
+class Owned(NamedTuple):
+    """Memory of a tensor.
+
+    Args:
+        tensor: it
+        owner: the allocation; None: nobody's, as it has no addresses
+        word: the address that a launch holds for it: 0 for no elements, as ``data_ptr()`` has it
+    """
+
+    tensor: torch.Tensor
+    owner: Allocation | None
+    word: int
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """One word of a launch: the address of a tensor, and what happens to its memory; or a number."""
@@ -138,6 +152,7 @@ class Recorder:
         self.constants = dict(sorted(constants.items()))
         self.constant_allocations: list[Allocation] = []
         self._names = {id(tensor): name for name, tensor in self.constants.items()}
+        self._owned: dict[int, Owned] = {}
         self._pool = 0
         for index, tensor in enumerate(self.constants.values()):
             plain = native.is_plain(tensor)
@@ -200,6 +215,7 @@ class Recorder:
         floats = parameters.count(Parameter.FLOAT)
         if floats > self.native.MAX_FLOATS or len(parameters) - floats > self.native.MAX_WORDS:
             raise CaptureError("too-many-parameters", f"{kernel.name} has {len(parameters)}")
+        self.begin_call()
         operands = []
         for parameter, argument in zip(parameters, args, strict=True):
             if not parameter.is_pointer:
@@ -214,15 +230,22 @@ class Recorder:
         nondeterministic, code = kernel.nondeterministic, (kernel.file, tuple(each.name for each in parameters))
         self.launch(kernel, kernel.name, signature, operands, nondeterministic=nondeterministic, code=code)
 
-    def word(self, tensor: torch.Tensor) -> int:
-        """The address that a launch holds for ``tensor``: 0 for no elements, as ``data_ptr()`` has it."""
-        return self._owned_word(tensor)[1]
+    def begin_call(self) -> None:
+        """Another call is recorded: tensors may have changed since the last one."""
+        self._owned.clear()
 
-    def _owned_word(self, tensor: torch.Tensor) -> tuple[Allocation | None, int]:
-        """Whose memory ``tensor`` shows, if it is anybody's, and its ``word``."""
+    def owned(self, tensor: torch.Tensor) -> Owned:
+        """Whose memory ``tensor`` shows, which is asked several times for each call. Raises CaptureError as ``owner``
+        does."""
+        found = self._owned.get(id(tensor))
+        if found is None:  # it is kept with what is known of it, so that no other one has its identity meanwhile
+            found = self._owned[id(tensor)] = self._look_up(tensor)
+        return found
+
+    def _look_up(self, tensor: torch.Tensor) -> Owned:
         if self.opaque_name(tensor) is not None:
-            return None, 0
-        return self.owner(tensor), int(self.native.element_address(tensor)) if tensor.numel() else 0
+            return Owned(tensor, None, 0)
+        return Owned(tensor, self.owner(tensor), int(self.native.element_address(tensor)) if tensor.numel() else 0)
 
     def launch(
         self,
@@ -243,7 +266,7 @@ class Recorder:
         uses: list[Use] = []
         given, written = set(), set()  # arguments
         for position, operand in enumerate(operands):
-            owner, word = (None, operand.number) if operand.tensor is None else self._owned_word(operand.tensor)
+            _, owner, word = (None, None, operand.number) if operand.tensor is None else self.owned(operand.tensor)
             words.append(word)
             if operand.tensor is None or owner is None or word == 0:
                 continue
