@@ -11,6 +11,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -50,7 +51,7 @@ class Session : public std::enable_shared_from_this<Session> {
   }
 
   c10::DeviceIndex device() const { return device_; }
-  size_t nodes() const { return DriverApi::get().captured_nodes(stream_); }
+  std::optional<size_t> nodes() const { return DriverApi::get().captured_nodes(stream_); }
   bool idle() const { return alive_ == 0; } // nobody holds any of it
 
   // The address, and the number of the allocation.
@@ -59,7 +60,7 @@ class Session : public std::enable_shared_from_this<Session> {
     auto address = (next_ + kAddressAlignment - 1) / kAddressAlignment * kAddressAlignment;
     next_ = address + nbytes + gap_;
     std::lock_guard<std::mutex> lock(mutex_);
-    pieces_.emplace_back(address, nbytes, nodes(), true);
+    pieces_.emplace_back(address, nbytes, nodes().value_or(0), true);
     ++alive_;
     return {reinterpret_cast<void*>(address), pieces_.size() - 1};
   }

@@ -100,11 +100,6 @@ class DeviceCapture:
                 raise CaptureError("outer-capture", "the caller's own stream is being captured")
             return _Attempt(self, fn, args, ArenaLease(self.arenas), eager, collectives).record()
 
-    def intact(self) -> bool:
-        """True if the stream is being captured, and nothing has broken the capture."""
-        status = call(self.driver.cuStreamIsCapturing, self.driver.CUstream(self.stream.cuda_stream))
-        return int(status) == int(self.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
-
 
 # -- arguments and their stand-ins ----------------------------------------------------------------------------------
 
@@ -175,7 +170,8 @@ class _Attempt:
         arena, stream = lease.arena, device.stream.cuda_stream
         self._session: Any = device.native.Session(device.index, stream, arena.next, arena.end, arena.gap, arena.grow)
         lease.idle = self._session.idle
-        self._observer = Observer(self._session.nodes, device.intact, self._eager_calls(frozenset(eager), collectives))
+        calls = self._eager_calls(frozenset(eager), collectives)
+        self._observer = Observer(self._session.nodes, device.native.wipe_stack, calls)
         self._random = (0, 0)
 
     def record(self) -> Recording:

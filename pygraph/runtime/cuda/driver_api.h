@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <optional>
 #include <string>
 
 namespace pygraph {
@@ -55,8 +56,8 @@ class DriverApi {
     TORCH_CHECK(false, what, ": ", name != nullptr ? name : std::to_string(static_cast<int>(result)));
   }
 
-  // The number of nodes that the capture under way on `stream` has by now; 0 without one.
-  size_t captured_nodes(CUstream stream) const {
+  // The number of nodes that the capture under way on `stream` has by now; none without one, or if it is broken.
+  std::optional<size_t> captured_nodes(CUstream stream) const {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     cuuint64_t id = 0;
     CUgraph graph = nullptr;
@@ -68,9 +69,10 @@ class DriverApi {
 #else
     auto result = capture_info(stream, &status, &id, &graph, &dependencies, &count);
 #endif
-    if (result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return 0;
+    if (result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return std::nullopt;
     size_t nodes_by_now = 0;
-    return nodes(graph, nullptr, &nodes_by_now) == CUDA_SUCCESS ? nodes_by_now : 0;
+    if (nodes(graph, nullptr, &nodes_by_now) != CUDA_SUCCESS) return std::nullopt;
+    return nodes_by_now;
   }
 };
 

@@ -4,6 +4,8 @@
 #include "region.h"
 #include "scratch_pool.h"
 
+#include <cstring>
+
 namespace pygraph {
 
 // Where the seed and the offset of the default generator lie for kernels that are captured now, and how far the launches
@@ -19,7 +21,15 @@ std::tuple<uintptr_t, uintptr_t, uint64_t> random_memory(c10::DeviceIndex device
       state.offset_intragraph_};
 }
 
+// Overwrites the stack that the next call is going to use: an operator takes less than 64 KiB to launch.
+__attribute__((noinline)) void wipe_stack() {
+  unsigned char bytes[1 << 16];
+  std::memset(bytes, 0, sizeof bytes);
+  asm volatile("" : : "r"(bytes) : "memory"); // or it would be left out, as nobody reads it
+}
+
 void bind(py::module_& m) {
+  m.def("wipe_stack", &wipe_stack);
   m.def("random_memory", &random_memory);
   m.def("end_broken_capture", &end_broken_capture);
   m.def("advances", [](const std::shared_ptr<at::cuda::CUDAGraph>& graph) { return Generators::advanced_by(*graph); });

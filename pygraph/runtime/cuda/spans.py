@@ -11,7 +11,6 @@ Before each call the stack is cleared, so that parameters which kernels of torch
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import sys
 import types
 from bisect import bisect_left, bisect_right
@@ -173,12 +172,13 @@ class EagerCalls:
 
 @dataclass
 class Observer:
-    """Collects spans. ``nodes`` tells how many nodes the graph has by now, ``intact`` whether the stream is still being
-    captured: not every call that breaks a capture raises, but it is the first one after which this is False.
-    ``calls``: what becomes of eager calls; None: there are none."""
+    """Collects spans. ``nodes`` tells how many nodes the graph has by now, and None once the stream is not captured any
+    more: not every call that breaks a capture raises, but it is the first one after which that is so. ``wipe_stack``
+    overwrites the stack that the next call is going to use. ``calls``: what becomes of eager calls; None: there are
+    none."""
 
-    nodes: Callable[[], int]
-    intact: Callable[[], bool] = lambda: True
+    nodes: Callable[[], int | None]
+    wipe_stack: Callable[[], None] = lambda: None
     calls: EagerCalls | None = None
     eager: list[EagerSpan] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -204,16 +204,14 @@ class Observer:
 
         Raises what the call raises, and CaptureError (``capture-failed``) when the capture is broken afterwards.
         """
-        if not self.intact():  # the call before left it intact
-            raise CaptureError("capture-failed", f"code before {name} broke the capture of the stream")
-        begin = self.nodes()
-        wipe_stack()
+        begin = self._nodes_before(name)
+        self.wipe_stack()
         with blaming(name, self.fail):
             result = run()
-        if not self.intact():
+        end = self.nodes()
+        if end is None:
             self.fail(name)
             raise CaptureError("capture-failed", f"{name} broke the capture of the stream")
-        end = self.nodes()
         if (
             inside is not None
             and end == begin
@@ -228,10 +226,8 @@ class Observer:
 
     def call_eagerly(self, calls: EagerCalls, call: OperatorCall) -> Any:
         """Write down a call that each replay makes. Raises CaptureError for one that cannot be."""
-        name = str(call.op)
-        if not self.intact():
-            raise CaptureError("capture-failed", f"code before {name} broke the capture of the stream")
-        begin = self.nodes()
+        name = call.text
+        begin = self._nodes_before(name)
         with blaming(name, self.fail):
             for _, value in call.operands():
                 _refuse_host(call.op, value)
@@ -248,6 +244,12 @@ class Observer:
         facts = (tuple(reads), (*writes, *returned), signature, made.random, here())
         self.eager.append(EagerSpan(begin, calls.pieces(), made.eager, words, *facts))
         return made.returned
+
+    def _nodes_before(self, name: str) -> int:
+        begin = self.nodes()
+        if begin is None:  # the call before left it intact
+            raise CaptureError("capture-failed", f"code before {name} broke the capture of the stream")
+        return begin
 
     def fail(self, name: str, origin: Origin | None = None) -> None:
         """Blame the call ``name``, at ``origin`` or where the region is now, unless another one was blamed before."""
@@ -536,10 +538,12 @@ class _Inside(OperatorObserver):
         """Call an operator whose launches hold no numbers but those that it is given, and bytes that nobody sets."""
         given = ", ".join([*map(_plain, args), *(f"{name}={_plain(value)}" for name, value in named.items())])
         self._calls.append(f"{func}({given})")
-        wipe_stack()
+        self._observer.wipe_stack()
         begin = self._observer.nodes()
         result = func(*args, **named)
-        self._explained.append(range(begin, self._observer.nodes()))
+        end = self._observer.nodes()
+        if begin is not None and end is not None:  # or the operator that this is inside of is blamed
+            self._explained.append(range(begin, end))
         return result
 
     def _refusal(self, reason: str, detail: str) -> CaptureError:
@@ -630,28 +634,3 @@ def _rebound(observer: Observer, fn: Callable[..., Any]) -> contextlib.AbstractC
 def _is_triton_kernel(value: Any) -> bool:
     kind = type(value)
     return kind.__module__.startswith("torch._inductor.runtime.triton_heuristics") and hasattr(kind, "run")
-
-
-# -- the stack ----------------------------------------------------------------------------------------------------
-
-
-_DEPTH = 1 << 16
-"""Bytes that are cleared (64 KiB): launching an operator takes less."""
-
-
-class _Zeros(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_ubyte * _DEPTH),)
-
-
-_callee = ctypes.PyDLL(None).getpid
-_callee.argtypes = [_Zeros]
-_zeros = _Zeros()
-
-
-def wipe_stack() -> None:
-    """Overwrite the stack that the next call is going to use.
-
-    A struct passed by value is copied onto the stack, below the frame of the caller. The callee takes no notice of
-    arguments.
-    """
-    _callee(_zeros)

@@ -4,6 +4,7 @@
 
 #include "native.cpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <set>
 
@@ -137,6 +138,22 @@ struct Instance {
 };
 
 size_t launches = 0, waits = 0;
+CUgraph captured = nullptr; // that of the capture under way
+auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+constexpr size_t kMarked = 1 << 15; // bytes of the stack
+
+__attribute__((noinline)) void mark_stack() {
+  unsigned char bytes[kMarked];
+  std::memset(bytes, 0xA5, kMarked);
+  asm volatile("" : : "r"(bytes) : "memory");
+}
+
+// Bytes that are left of what `mark_stack` put there.
+__attribute__((noinline)) size_t marks() {
+  unsigned char bytes[kMarked];
+  asm volatile("" : : "r"(bytes) : "memory");
+  return std::count(bytes, bytes + kMarked, 0xA5);
+}
 bool ended = true; // what was launched
 
 uintptr_t add_copy(uintptr_t graph, uintptr_t to, uintptr_t from, size_t nbytes) {
@@ -245,8 +262,14 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t nbytes, cudaStream_t) {
 CUresult cuCtxGetCurrent(CUcontext*) { return CUDA_SUCCESS; }
 CUresult cuGetErrorName(CUresult, const char** name) { return *name = "simulated", CUDA_SUCCESS; }
 CUresult cuStreamGetCaptureInfo(
-    CUstream, CUstreamCaptureStatus* status, cuuint64_t*, CUgraph*, const CUgraphNode**, const CUgraphEdgeData**, size_t*) {
-  return *status = CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS;
+    CUstream,
+    CUstreamCaptureStatus* status,
+    cuuint64_t*,
+    CUgraph* graph,
+    const CUgraphNode**,
+    const CUgraphEdgeData**,
+    size_t*) {
+  return *status = simulated::status, *graph = simulated::captured, CUDA_SUCCESS;
 }
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode*, size_t* count) {
   return *count = as<Graph>(graph).nodes.size(), CUDA_SUCCESS;
@@ -301,6 +324,12 @@ PYBIND11_MODULE(simulated, m) {
   m.def("add_copy", &simulated::add_copy);
   m.def("add_fill", &simulated::add_fill);
   m.def("tensor", &simulated::tensor);
+  m.def("capturing", [](uintptr_t graph, bool broken) {
+    simulated::captured = reinterpret_cast<CUgraph>(graph);
+    simulated::status = broken ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  });
+  m.def("mark_stack", &simulated::mark_stack);
+  m.def("marks", &simulated::marks);
   m.def("launches", [] { return simulated::launches; });
   m.def("waits", [] { return simulated::waits; });
   m.def("ended", [](bool ended) { simulated::ended = ended; });

@@ -72,6 +72,33 @@ def run(library: Path, code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+# -- progress of a capture ---------------------------------------------------------------------------------------------
+
+
+def test_nodes_are_counted_while_a_capture_is_intact(library: Path) -> None:
+    code = """
+session, graph = cuda.Session(0, 0, 1 << 40, 1 << 41, 512, print), cuda.graph()
+print(session.nodes())
+cuda.capturing(graph, False)
+print(session.nodes())
+cuda.add_fill(graph, 1 << 40, 7, 8)
+print(session.nodes())
+cuda.capturing(graph, True)
+print(session.nodes())
+"""
+    assert run(library, code) == ["None", "0", "1", "None"]
+
+
+def test_the_stack_is_cleared_below_the_next_call(library: Path) -> None:
+    code = """
+cuda.mark_stack()
+print(cuda.marks() > 30000)
+cuda.wipe_stack()
+print(cuda.marks() < 300)  # what lies above what is cleared
+"""
+    assert run(library, code) == ["True", "True"]
+
+
 # -- memory while capturing -------------------------------------------------------------------------------------------
 
 

@@ -23,16 +23,17 @@ from pygraph.runtime.provenance import Refusal, tracing
 
 
 class Stream:
-    """A capture that is told which nodes it has and whether it is intact."""
+    """A capture that is told which nodes it has and whether it is intact. ``calls``: what it met, in order."""
 
     def __init__(self) -> None:
-        self.nodes, self.whole = 0, True
-        self.observer = Observer(lambda: self.nodes, lambda: self.whole)
+        self.nodes, self.whole, self.calls = 0, True, list[str]()
+        self.observer = Observer(lambda: self.nodes if self.whole else None, lambda: self.calls.append("wipe"))
 
     def launch(
         self, name: str, nodes: int = 1, *, breaks: bool = False, foreign: bool = False, result: Any = None
     ) -> Any:
         def run() -> Any:
+            self.calls.append(name)
             self.nodes += nodes
             self.whole = self.whole and not breaks
             return result
@@ -60,6 +61,17 @@ def test_a_call_that_breaks_the_capture_without_raising_is_blamed() -> None:
     assert (refusal.launch, refusal.loc, refusal.nodes) == ("second", "m.py:2", ("node2",))
     assert [span.name for span in stream.observer.spans] == ["first"]
     assert stream.observer.failed == "second"
+    assert stream.calls == ["wipe", "first", "wipe", "second"]
+
+
+def test_code_between_two_calls_that_breaks_the_capture_is_not_blamed_on_the_next_one() -> None:
+    stream = Stream()
+    stream.launch("first")
+    stream.whole = False
+    with pytest.raises(CaptureError, match="code before second broke the capture"):
+        stream.launch("second")
+    assert stream.observer.failed is None
+    assert stream.calls == ["wipe", "first"]
 
 
 def test_a_doubt_about_a_node_blames_the_call_that_it_came_from() -> None:
