@@ -5,7 +5,8 @@
 
     iteration:  new = step(state) ─ copied into the state's memory ─ what is collected ─ stop = until(state)
 
-The iteration is captured as ``pygraph.graph`` captures it; the program of its launches is made the body of a loop.
+The iteration is captured as ``pygraph.graph`` captures it; the program of its launches is made the body of a loop,
+without the copies that it does not need.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import copy
 import enum
 import operator
 import types
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event, RLock, Thread
@@ -407,7 +408,8 @@ def _look(until: Callable[[Any], torch.Tensor] | None, state: Any, control: torc
     ends = until(state)
     if not isinstance(ends, torch.Tensor) or ends.numel() != 1:
         raise ValueError("until has to return a tensor of one element")
-    control[2:].copy_(ends.reshape(1) if ends.dtype is torch.bool else ends.reshape(1) != 0)
+    stop = control[2:].view(torch.bool)[:1]  # the lowest byte: bytes of one type are copied as they are
+    stop.copy_(ends.reshape(1) if ends.dtype is torch.bool else ends.reshape(1) != 0)
 
 
 _Flat = tuple[list[Any], Any]
@@ -415,12 +417,31 @@ _Flat = tuple[list[Any], Any]
 
 
 def _carry(old: _Flat, new: Any) -> None:
-    """Copy ``new`` into the memory of the state ``old``. What is in that memory at another place is set aside first."""
-    carried = {_storage(leaf) for leaf in old[0] if isinstance(leaf, torch.Tensor)}
-    pairs = [(here, there) for here, there in _pairs(old, new) if there is not here]
-    pairs = [(here, there.clone() if _storage(there) in carried else there) for here, there in pairs]
-    for here, there in pairs:
-        here.copy_(there)
+    """Copy ``new`` into the memory of the state ``old``, in an order in which none overwrites what another one still
+    has to read; where there is no such order, what one reads is set aside first. What is in its place is left there."""
+    waiting = [(here, there) for here, there in _pairs(old, new) if not _shows(here, there)]
+    while waiting:
+        read, left = Counter(_storage(there) for _, there in waiting), list[tuple[torch.Tensor, torch.Tensor]]()
+        for here, there in waiting:
+            if read[_storage(here)]:
+                left.append((here, there))
+            else:
+                here.copy_(there)
+                read[_storage(there)] -= 1
+        if len(left) == len(waiting):
+            here, there = left[0]
+            left[0] = here, there.clone()
+        waiting = left
+
+
+def _shows(here: torch.Tensor, there: torch.Tensor) -> bool:
+    """True if both, which are of one size and type, are the same elements of the same memory."""
+    if here is there:
+        return True
+    place, other = (
+        (_storage(each), each.storage_offset(), _strides(each), each.is_conj(), each.is_neg()) for each in (here, there)
+    )
+    return place == other
 
 
 def _pairs(old: _Flat, new: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:

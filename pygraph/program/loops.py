@@ -1,6 +1,6 @@
 """Makes a loop of a captured program: the program is its body.
 
-before:  l0 l1 l2, once        after:  l0 = while { l0 l1 l2 }
+before:  l0 l1 l2, once        after:  l0 = while { l0 l1 l2 }, without copies that are not needed (``copies``)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pygraph.errors import CaptureError
+from pygraph.program.copies import without_copies
 from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, as_captured, placed
 from pygraph.program.dependences import accesses_of
 from pygraph.program.nested import ARGUMENTS, CONTROL, DECIDES, WORKSPACE
@@ -41,7 +42,7 @@ class LoopPasses:
 
     def __call__(self, program: Program, order: str) -> Program:
         """The program to replay. Raises CaptureError (``host-loop``)."""
-        return looped(self.passes(program, order), self.control)
+        return looped(self.passes(without_copies(program), order), self.control)
 
 
 def looped(program: Program, control: int) -> Program:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 WORD = 8
 """Bytes in a parameter word: an address is always one aligned word."""
@@ -294,6 +294,9 @@ class Launch:
     """Beside kind and name, all of a kernel that is the same in each launch, at whatever sizes, in any process."""
     bodies: tuple[Any, ...] = ()
     """Of a loop or a branch: the programs that it runs (``nested``)."""
+    in_place: frozenset[tuple[AllocationKind, int]] = frozenset()
+    """Arguments that it reads, and whose bytes may be those of a result: what it needs of a byte, it reads before it
+    writes that."""
 
     @property
     def count(self) -> int:
@@ -427,6 +430,13 @@ class PythonCall:
     explained: tuple[range, ...] = ()
 
 
+class Payload(Protocol):
+    """A driver's own handle on a recording."""
+
+    def without(self, dropped: frozenset[int]) -> Payload:
+        """That of a recording without the launches ``dropped``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recording:
     """One capture. ``payload`` is the driver's own handle on it (not compared, freed with the recording)."""
@@ -434,7 +444,7 @@ class Recording:
     launches: tuple[Launch, ...]
     allocations: tuple[Allocation, ...]
     outputs: tuple[Output, ...]
-    payload: object = None
+    payload: Payload | None = None
     offset_sensitive: frozenset[int] = frozenset()
     """Arguments whose storage offset was baked into the capture, so that it has to stay the same."""
     alignment: int = 64

@@ -160,6 +160,7 @@ class _Printer:
         if launch.operands is not None:
             facts.append(f"operands = {_list(map(self.operand, launch.operands))}")
         facts += [f"read_only = {_names(launch.read_only)}"] * bool(launch.read_only)
+        facts += [f"in_place = {_names(launch.in_place)}"] * bool(launch.in_place)
         facts += [] if launch.may_access is None else [f"may_access = {_names(launch.may_access)}"]
         facts += [flag for flag in ("random", "nondeterministic") if getattr(launch, flag)]
         facts += [] if launch.call is None else [f"call = {quote(launch.call)}"]
@@ -515,6 +516,7 @@ class _Parser(Reader):
                 "unknown_uses": None,
                 "operands": lambda: self.many(self.operand),
                 "read_only": keys,
+                "in_place": keys,
                 "may_access": keys,
                 "random": None,
                 "nondeterministic": None,
@@ -553,6 +555,7 @@ class _Parser(Reader):
                 operands=facts.get("operands"),
                 geometry=geometry,
                 bodies=tuple(bodies),
+                in_place=facts.get("in_place", frozenset()),
             )
         )
 

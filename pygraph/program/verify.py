@@ -26,7 +26,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import and_, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -169,8 +169,8 @@ def _numbers(facts: _Facts) -> Iterator[Violation]:
     for index, launch in enumerate(facts.launches):
         if launch.index != index:
             yield launch, f"is launch number {index}"
-        keys = (*launch.read_only, *(launch.may_access or ()), *(a.key for a in launch.operands or ()))
-        for key in keys:
+        named = (launch.read_only, launch.in_place, launch.may_access or (), [a.key for a in launch.operands or ()])
+        for key in chain.from_iterable(named):
             if key not in facts.allocations:
                 yield launch, f"names {name_of(key)}, which is not allocated"
         for use in launch.uses or ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import signal
 import threading
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from torch.utils import _pytree as pytree
 
 import pygraph
 from pygraph.graphs import Looped
+from pygraph.program import loops
+from pygraph.program.loops import looped
+from pygraph.program.program import Program
 from pygraph.runtime import compare as compare_module
 from pygraph.runtime import judge as judge_module
 from pygraph.runtime import life
@@ -105,6 +109,119 @@ def test_a_loop_does_what_a_loop_in_python_does(name: str) -> None:
         assert_loop(found, expected)
         assert_loop(Looped(state, found.count, None, found.record), (before, found.count.item(), []))
     assert (found.record.captures, found.record.replays) == (1, 4), found.record
+
+
+def bodies(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """The bodies of loops that are captured from now on."""
+    found: list[Program] = []
+
+    def keep(program: Program, control: int) -> Program:
+        made = looped(program, control)
+        found.append(made.recording.launches[0].bodies[0])
+        return made
+
+    monkeypatch.setattr(loops, "looped", keep)
+    return found
+
+
+def shifted(s: Any) -> Any:
+    return s[1], s[2], torch.cos(s[0])
+
+
+LAUNCHES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], dict[str, Any], str]] = {
+    "written anew": (lambda s: torch.sin(s @ WEIGHT), lambda: torch.randn(4, 4), {}, "mm sin"),
+    "read by the last launch": (lambda s: torch.sin(s @ WEIGHT) + s, lambda: torch.randn(4, 4), {}, "mm sin add"),
+    "two values": (lambda s: (torch.sin(s[1]), torch.cos(s[0])), pair, {}, "sin cos copy_"),
+    "read behind": (
+        lambda s: (torch.sin(s[0]), (s[0] * 2).sum()),
+        lambda: (torch.randn(4), torch.tensor(1.0)),
+        {},
+        "sin mul sum copy_",
+    ),
+    "an error of what is written anew": (
+        lambda s: (lambda new: (new, (new - s[0]).abs().max()))(torch.tanh(s[0])),
+        lambda: (torch.randn(4), torch.tensor(1.0)),
+        {"until": lambda s: s[1] < 0.25},
+        "tanh sub abs max copy_ lt",
+    ),
+    "whether to stop": (
+        lambda s: s * 1.5,
+        lambda: torch.ones(3),
+        {"until": lambda s: s.max() > 20},
+        "mul max gt",
+    ),
+    "a number that says whether to stop": (
+        lambda s: s - 1,
+        lambda: torch.full((1,), 3.0),
+        {"until": lambda s: (s < 0).int()},
+        "sub lt _to_copy ne",
+    ),
+    "rows": (
+        lambda s: s * 1.5,
+        lambda: torch.ones(3),
+        {"until": lambda s: s.max() > 20, "collect": lambda s: s.sum()},
+        "mul sum index_copy_ max gt",
+    ),
+    "nothing changes": (lambda s: (s[0], torch.sin(s[1])), pair, {}, "sin"),
+    "views of what is carried": (lambda s: (s[0][:], torch.sin(s[1].view(4, 4)).view(4, 4)), pair, {}, "sin"),
+    "written in place": (lambda s: (s[0].mul_(0.5)[:], s[1].add_(s[0])), pair, {}, "mul_ add_"),
+    "values that change places": (lambda s: (s[1], s[0]), pair, {}, "clone copy_ copy_"),
+    "values that move on": (shifted, lambda: (*pair(), torch.randn(4, 4)), {}, "cos copy_ copy_ copy_"),
+    "another type": (lambda s: (s > 0).float(), lambda: torch.randn(4), {}, "gt _to_copy"),
+    "strides": (lambda s: torch.sin(s), lambda: torch.randn(4, 3).t(), {}, "sin"),
+    "integers": (lambda s: s * 3 + 1, lambda: torch.randint(0, 99, (5,)), {}, "mul add"),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_an_iteration_has_the_launches_of_its_step_and_few_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, make, facts, launches = LAUNCHES[name]
+    found = bodies(monkeypatch)
+    for steps in (4, 9, 4, 12, 2):
+        state = make()
+        done = pygraph.loop(step, state, steps=steps, held=WEIGHT, **facts)
+        assert_loop(done, plain(step, state, steps, **facts))
+    assert done.record.replays >= 2, done.record
+    (body,) = found
+    assert [each.name.split(".")[1] for each in body.recording.launches] == launches.split()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_steps_made_up_at_random(seed: int) -> None:
+    """Steps that read, write in place and hand on what is carried and what is held, in any order."""
+    draw = random.Random(seed)
+    plan = [(draw.randrange(9), draw.randrange(9), draw.randrange(9)) for _ in range(draw.randint(1, 9))]
+    taken = draw.sample(range(3 + len(plan)), 3)
+    ours, theirs = (torch.zeros(4, 4) for _ in range(2))
+
+    def stepper(cache: torch.Tensor) -> Callable[[Any], Any]:
+        def step(state: Any) -> Any:
+            values = [*state]
+            for kind, one, other in plan:
+                x, y = values[one % len(values)], values[other % len(values)]
+                if kind < 4:
+                    values.append((torch.sin(x), x @ y / 4, x + y, x * 0.5 + cache)[kind])
+                elif kind == 4:
+                    values.append(x.mul_(0.5))
+                elif kind == 5:
+                    cache.copy_(torch.tanh(x))
+                elif kind == 6:
+                    cache[1:].copy_(torch.cos(y)[1:])
+                    values.append(x[:])
+                elif kind == 7:
+                    values.append(y.copy_(x.flip(0)))
+                else:
+                    values.append(torch.cat((x[:2], y[2:])))
+            return tuple(values[each % len(values)] for each in taken)
+
+        return step
+
+    us, them = stepper(ours), stepper(theirs)
+    for steps in (4, 5, 4, 6, 11):
+        state = tuple(torch.randn(4, 4) for _ in range(3))
+        expected = plain(them, state, steps)
+        assert_loop(pygraph.loop(us, state, steps=steps, held=ours), expected)
+        assert_same(ours, theirs)
 
 
 def in_place_twice(s: Any) -> Any:

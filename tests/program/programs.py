@@ -178,6 +178,7 @@ def made_up(draw: st.DrawFn) -> Program:
             signature=draw(st.sampled_from("ab")),
             origin=Origin(*(tuple(draw(st.lists(texts, max_size=2))) for _ in range(3))),
             read_only=draw(keys),
+            in_place=draw(keys),
             may_access=draw(st.none() | keys),
             group=draw(st.none() | st.integers(0, 3)),
             nondeterministic=draw(st.booleans()),

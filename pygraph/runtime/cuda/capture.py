@@ -10,7 +10,7 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -54,6 +54,10 @@ class CudaCapture:
     kept: tuple[object, ...]
     lease: ArenaLease
     random_memory: tuple[int, int] = (0, 0)
+
+    def without(self, dropped: frozenset[int]) -> CudaCapture:
+        """As ``Payload.without``: the graph still has all nodes."""
+        return replace(self, nodes=tuple(node for index, node in enumerate(self.nodes) if index not in dropped))
 
 
 def payload_of(recording: Recording) -> CudaCapture:

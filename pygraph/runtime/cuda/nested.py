@@ -27,6 +27,7 @@ from pygraph.runtime.cuda.bindings import add_conditional, add_edges, call, read
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture, payload_of
 from pygraph.runtime.cuda.executable import anchor_copies, device_bytes, with_scratch
 from pygraph.runtime.cuda.nodes import KernelNode, Node
+from pygraph.runtime.cuda.phases import without
 from pygraph.runtime.description import describe_region
 
 __all__ = ["make_nested"]
@@ -280,4 +281,6 @@ def _waits(program: Program, payload: CudaCapture, own: Sequence[Node | None]) -
         raise CaptureError("already-instantiated", "a capture makes one executable")
     places = {node.handle: place for place, node in enumerate(own) if node is not None}
     edges = read_edges(payload.graph.raw_cuda_graph())
-    return sorted({(places[earlier], places[later]) for earlier, later, _ in edges})
+    dropped = list(dict.fromkeys(node for edge in edges for node in edge[:2] if node not in places))
+    kept, _ = without(edges, dropped, range(len(dropped)))
+    return sorted({(places[earlier], places[later]) for earlier, later, _ in kept})

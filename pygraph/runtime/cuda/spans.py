@@ -121,7 +121,7 @@ class Span:
 
     ``origin`` is where that call stands in the region and in the user's program. ``nondeterministic``: it is known to
     come out otherwise each time. ``closed``: it uses its operands, what it allocates, the generator and libraries' own
-    memory, and nothing else.
+    memory, and nothing else. ``in_place``: addresses of operands that its result might take the place of.
     """
 
     begin: int
@@ -131,6 +131,7 @@ class Span:
     origin: Origin = UNKNOWN
     nondeterministic: bool = False
     closed: bool = False
+    in_place: tuple[int, ...] = ()
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -197,10 +198,12 @@ class Observer:
         *,
         nondeterministic: bool = False,
         closed: bool = False,
+        in_place: Callable[[Any], tuple[int, ...]] | None = None,
         inside: _Inside | None = None,
     ) -> Any:
         """Run one call, and note the nodes that it added. That of a custom operator, seen from ``inside``, has to add
-        some if it makes or writes memory.
+        some if it makes or writes memory. ``in_place`` finds, for the result of a call that is one kernel, addresses of
+        operands that this might take the place of.
 
         Raises what the call raises, and CaptureError (``capture-failed``) when the capture is broken afterwards.
         """
@@ -220,7 +223,8 @@ class Observer:
             self.fail(name)
             raise CaptureError("uncaptured-work", f"{name} adds nothing to the capture: its work goes another way")
         nondeterministic = nondeterministic or (inside is not None and inside.nondeterministic)
-        span = Span(begin, end, name, tuple(operands), here(), nondeterministic, closed)
+        alike = in_place(result) if in_place is not None and end == begin + 1 else ()
+        span = Span(begin, end, name, tuple(operands), here(), nondeterministic, closed, alike)
         self.spans.append(span)
         return result
 
@@ -326,6 +330,7 @@ def with_calls(
         only_read = _owners(span.reads, inside) - _owners(span.writes, inside)
         may_access = reach(span)
         operands = _accesses(span.operands, everything) if span.closed else None
+        in_place = frozenset(key for key in _owners(span.in_place, inside) if key[0] is AllocationKind.INPUT)
         for launch in made[span.begin : span.end]:
             made[launch.index] = replace(
                 launch,
@@ -336,6 +341,7 @@ def with_calls(
                 read_only=only_read,
                 may_access=may_access if launch.kind is LaunchKind.KERNEL else None,
                 operands=operands,
+                in_place=in_place if launch.kind is LaunchKind.KERNEL else frozenset(),
             )
     return tuple(made)
 
@@ -463,7 +469,8 @@ class _Operators(OperatorObserver):
         if func.namespace in _BUILT_IN | FUNCTIONAL_COLLECTIVES:
             known = nondeterministic_operator(func)
             run, closed = (lambda: func(*args, **named)), _is_closed(name)
-            return self._observer.call(name, given, run, nondeterministic=known, closed=closed)
+            in_place = partial(_in_place, call) if _is_elementwise(func) else None
+            return self._observer.call(name, given, run, nondeterministic=known, closed=closed, in_place=in_place)
         inside = _Inside(self._observer, func)
         return self._observer.call(name, given, lambda: inside.run(args, named), inside=inside)
 
@@ -483,6 +490,28 @@ class _Operators(OperatorObserver):
         if uses_absolute_offset(call):
             self._observer.absolute += [operand.address for operand in given]
         return given
+
+
+@cache
+def _is_elementwise(op: OpOverload) -> bool:
+    """True if each element of the result of ``op`` follows from those at its place, also where they are in its place:
+    the operator has such a form, whose kernel is the same."""
+    makes_one = not op._schema.is_mutable and len(op._schema.returns) == 1
+    pointwise = torch.Tag.pointwise in op.tags and op.namespace == "aten"
+    return makes_one and pointwise and hasattr(torch.ops.aten, f"{op.overloadpacket.__name__}_")
+
+
+def _in_place(call: OperatorCall, result: Any) -> tuple[int, ...]:
+    """Addresses of the operands of an elementwise ``call`` whose elements lie as those of its result do."""
+
+    def lies(tensor: torch.Tensor) -> tuple[Any, ...]:
+        return tensor.dtype, tensor.size(), tensor.stride()
+
+    def storage(tensor: torch.Tensor) -> int:
+        return tensor.untyped_storage().data_ptr()
+
+    others = {storage(tensor) for tensor in call.tensors() if lies(tensor) != lies(result)}
+    return tuple(tensor.data_ptr() for tensor in call.tensors() if storage(tensor) not in others)
 
 
 class _Inside(OperatorObserver):

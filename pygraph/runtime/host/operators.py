@@ -132,7 +132,8 @@ def _allocate(recorder: Recorder, call: OperatorCall, fake: torch.Tensor) -> tor
 
 def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any], signature: Hashable) -> Any:
     native_call = recorder.native.OperatorCall(call.name, call.op._schema.overload_name, call.args, dict(call.kwargs))
-    given = [Operand(*each) for each in operands(call)]
+    copies = _copies(call)
+    given = [Operand(t, reads and not (copies and writes), writes) for t, reads, writes in operands(call)]
     if len(native_call.tensors()) != len(given):
         raise CaptureError("unsupported-operator", f"{call.name} takes tensors in a way that is not known")
     moves = [_moves(recorder, operand.tensor) for operand in given]
@@ -154,8 +155,21 @@ def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any], sign
         [*given, *(Operand(tensor, writes=True) for tensor in fresh)],
         random=draws(call.op),
         nondeterministic=nondeterministic_operator(call.op),
+        copies=copies,
+        in_place=bool(fresh),
     )
     return returned[0] if len(returned) == 1 else tuple(returned) or None
+
+
+def _copies(call: OperatorCall) -> bool:
+    """True if ``call`` copies the bytes of one tensor to another one."""
+    if str(call.op) != "aten.copy_.default":
+        return False
+    to, source = call.tensors()
+    if not to.layout is source.layout is torch.strided:
+        return False
+    alike = (to.dtype, to.size(), to.stride()) == (source.dtype, source.size(), source.stride())
+    return alike and bool(torch.ops.aten.is_non_overlapping_and_dense(to)) and to.numel() > 0
 
 
 def _moves(recorder: Recorder, tensor: torch.Tensor | None) -> bool:

@@ -6,6 +6,7 @@ byte is ever needed; an access by mistake faults. The recorder knows allocations
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import sys
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -205,6 +206,12 @@ class Recorder:
         name = self._names.get(id(tensor))
         return None if name is None or tensor.device.type != "cpu" or self.native.is_plain(tensor) else name
 
+    def without(self, dropped: frozenset[int]) -> Recorder:
+        """As ``Payload.without``."""
+        made = copy.copy(self)
+        made.payloads = [each for index, each in enumerate(self.payloads) if index not in dropped]
+        return made
+
     # -- launches ---------------------------------------------------------------------------------------------------
 
     def kernel(self, kernel: Kernel, args: Sequence[Any]) -> None:
@@ -257,11 +264,14 @@ class Recorder:
         nondeterministic: bool,
         random: bool = False,
         code: Hashable = None,
+        copies: bool = False,
+        in_place: bool = False,
     ) -> None:
-        """Record a launch, which does nothing besides what ``operands`` says."""
+        """Record a launch, which does nothing besides what ``operands`` says. It ``copies`` bytes, or computes all of
+        its results before it writes any (``in_place``)."""
         eager = payload if isinstance(payload, EagerCall) else None
         kind = LaunchKind.KERNEL if isinstance(payload, Kernel) else LaunchKind.OPERATOR
-        kind = kind if eager is None else LaunchKind.EAGER
+        kind = LaunchKind.EAGER if eager is not None else LaunchKind.MEMCPY if copies else kind
         words: list[int] = []
         uses: list[Use] = []
         given, written = set(), set()  # arguments
@@ -272,17 +282,20 @@ class Recorder:
                 continue
             start, nbytes = 0, extent(operand.tensor)
             if owner.kind is AllocationKind.INPUT:
-                start, nbytes = owner.address - word, owner.nbytes  # all: a caller may hold more than it passes
+                if not copies:
+                    start, nbytes = owner.address - word, owner.nbytes  # all: a caller may hold more than it passes
                 given.add(owner.index)
                 if operand.writes:
                     written.add(owner.index)
             uses.append(Use(position, start, nbytes, operand.reads, operand.writes))
-        if kind is LaunchKind.OPERATOR:
+        if kind in (LaunchKind.OPERATOR, LaunchKind.MEMCPY):
             # Operators look at whether what they write overlaps what else they are given, and then do another thing.
             self.exclusive.update((w, other) for w in written for other in given if other != w)
         index, origin = len(self.launches), here()
         known = (index, kind, name, tuple(words), signature, tuple(uses), origin, random)
-        self.launches.append(Launch(*known, nondeterministic=nondeterministic, eager=eager, code=code))
+        kept = frozenset((AllocationKind.INPUT, index) for index in given - written) if in_place else frozenset()
+        facts = Launch(*known, nondeterministic=nondeterministic, eager=eager, code=code, in_place=kept)
+        self.launches.append(facts)
         self.payloads.append(payload)
 
 

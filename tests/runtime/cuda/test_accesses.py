@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import types
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from pygraph.program.program import Layout, Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, LaunchKind, is_written
+from pygraph.runtime.cuda import spans
 from pygraph.runtime.cuda.spans import Observer, Operand, Span, _Kernel, observing, with_calls
 from tests.runtime.captures import Capture
 
@@ -222,3 +225,40 @@ def test_what_an_operator_takes_for_its_result_alone_is_not_read() -> None:
 def test_operators_write_what_their_schemas_do_not_say(name: str, arguments: set[str]) -> None:
     schema = getattr(torch.ops.aten, name).default._schema
     assert {argument.name for argument in schema.arguments if is_written(schema, argument)} == arguments
+
+
+ELEMENTWISE: dict[str, tuple[Any, bool]] = {
+    "an operand": (lambda x, y: torch.sin(x), True),
+    "both": (lambda x, y: x * x, True),
+    "the second one": (lambda x, y: torch.sub(y, x), True),
+    "with a number": (lambda x, y: x + 1, True),
+    "another type": (lambda x, y: x > y, False),
+    "a transposed one as well": (lambda x, y: x + x.t(), False),
+    "a larger result": (lambda x, y: x[0] + y, False),
+    "a product": (lambda x, y: torch.mm(x, y), False),
+    "a sum": (lambda x, y: x.sum(0, keepdim=True), False),
+    "one that is written": (lambda x, y: x.mul_(y), False),
+    "no form in place": (lambda x, y: torch.maximum(x, y), False),
+}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_results_may_take_the_place_of_operands_that_one_kernel_reads_at_the_same_places(
+    name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans, "_refuse_host", lambda *_: None)
+    fn, expected = ELEMENTWISE[name]
+    x, y = torch.zeros(4, 4), torch.zeros(4, 4)
+    observer = Observer(count(step=nodes).__next__)
+    with observing(observer, fn) as run:
+        run(x, y)
+    span = next(each for each in reversed(observer.spans) if each.end > each.begin)
+    assert (x.data_ptr() in span.in_place) == (expected and nodes == 1)
+    capture = Capture()
+    capture.input(64, address=x.data_ptr())
+    capture.launch(x.data_ptr())
+    capture.launch(x.data_ptr(), kind=LaunchKind.MEMCPY)
+    same = [replace(span, begin=0, end=2)]
+    found = [launch.in_place for launch in with_calls(capture.launches, same, capture.allocations, [])]
+    assert found == [{(INPUT, 0)} if expected and nodes == 1 else set(), set()]

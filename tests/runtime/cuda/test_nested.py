@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.program.default import DEFAULT_PASSES, as_captured
-from pygraph.program.loops import looped
+from pygraph.program.default import DEFAULT_PASSES, as_captured, undecided
+from pygraph.program.loops import LoopPasses, looped
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import AllocationKind, LaunchKind
 from pygraph.runtime.cuda import nested
 from pygraph.runtime.cuda.capture import CudaCapture
-from pygraph.runtime.cuda.nodes import FillNode, KernelNode
+from pygraph.runtime.cuda.nodes import CopyNode, FillNode, KernelNode
 from tests.runtime.captures import Capture, reads, writes
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
@@ -112,6 +112,30 @@ def program(*, random: bool = False) -> Program:
     return looped(DEFAULT_PASSES(as_captured(recording, slots), "program"), 1)
 
 
+def copying(order: str) -> Program:
+    """A loop over a kernel that makes t of x, a copy of t to x, and a kernel that writes y of x."""
+    capture = Capture()
+    x, t, control, y = capture.input(64), capture.pool(64), capture.input(24), capture.input(64)
+    capture.launch(x, t, name="first", uses=[reads(0, 64), writes(1, 64)], in_place=frozenset({(INPUT, 0)}))
+    capture.launch(x, t, name="memcpy", kind=LaunchKind.MEMCPY, uses=[writes(0, 64), reads(1, 64)])
+    capture.launch(x, y, name="last", uses=[reads(0, 64), writes(1, 64)])
+    nodes = (KernelNode(100, bytes(16), WORDS, WORDS), CopyNode(101, 64), KernelNode(102, bytes(16), WORDS, WORDS))
+    arguments = (torch.empty(16), torch.empty(3, dtype=torch.int64), torch.empty(16))
+    graph: Any = SimpleNamespace(raw_cuda_graph=lambda: CAPTURED)
+    lease: Any = None
+    slots = (
+        Slot(0, 0, INPUT, 0, 0),
+        Slot(0, 1, POOL, 0, 0),
+        Slot(1, 0, INPUT, 0, 0),
+        Slot(1, 1, POOL, 0, 0),
+        Slot(2, 0, INPUT, 0, 0),
+        Slot(2, 1, INPUT, 2, 0),
+    )
+    recording = capture.recording(payload=CudaCapture(graph, nodes, arguments, 0, False, (), lease), device="cuda")
+    assert control == recording.allocations[2].address
+    return LoopPasses(1)(undecided(recording, slots), order)
+
+
 def made(
     monkeypatch: pytest.MonkeyPatch, of: Program, drawn: int = 0
 ) -> tuple[Driver, list[tuple[int, list[tuple[int, int]]]], Any]:
@@ -174,6 +198,18 @@ def test_addresses_go_to_the_nodes_of_bodies(monkeypatch: pytest.MonkeyPatch) ->
     assert places(block.patches) == {(1002, 8, 0), (1003, 0, 32), (1004, 0, 0)}
     assert (x.written, control.written, block.nbytes) == (True, True, 64)
     assert (region.random, region.advancing) == (False, (0, 0))
+
+
+@pytest.mark.parametrize("order", ["program", "dependences"])
+def test_copies_that_are_not_needed_have_no_nodes(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    """What waited for one waits for what that waited for."""
+    driver, edges, region = made(monkeypatch, copying(order))
+    assert driver.added == [(GRAPH, "set"), (GRAPH, "while"), (BODY, 100), (BODY, 102), (BODY, "set")]
+    assert edges[1:3] == [(BODY, [(1002, 1003)]), (BODY, [(1003, 1004)])]
+    handles = [node[0] for node in region.nodes]
+    x = region.described.arguments[0]
+    assert {(handles[patch.launch], patch.place) for patch in x.patches} == {(1002, 0), (1002, 8), (1003, 0)}
+    assert x.written
 
 
 def test_a_branch_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
