@@ -27,7 +27,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from itertools import chain, pairwise
-from operator import and_, itemgetter
+from operator import and_, itemgetter, or_
 from typing import Any, NamedTuple, TypeAlias
 
 from pygraph.errors import ProgramError
@@ -103,19 +103,21 @@ class _Facts:
         self.allocations = {allocation.key: allocation for allocation in program.recording.allocations}
         self.slots = {(slot.launch, slot.word): slot for slot in program.slots}
         self.outputs = {o.index for o in self.recording.outputs if o.kind is OutputKind.FRESH}
+        self._apart: list[Mapping[int, int]] = []
+        """Places at which no intermediate has bytes of one that may be in use."""
 
     @cached_property
     def lives(self) -> dict[_Key, _Life]:
         """How long each allocation is in use."""
-        users: dict[_Key, dict[range, None]] = {}
+        users: dict[_Key, set[int]] = {}
         calls = self.recording.calls()
         for slot in self.program.slots:
-            users.setdefault(slot.key, {})[calls[slot.launch]] = None
-        return {key: self._life([at for call in used for at in call]) for key, used in users.items()}
+            users.setdefault(slot.key, set()).update(calls[slot.launch])
+        return {key: self._life(used) for key, used in users.items()}
 
-    def _life(self, launches: Sequence[int]) -> _Life:
-        done = reduce(and_, (self.before[launch] for launch in launches))
-        return _Life(min(launches), max(launches), sum(1 << launch for launch in {*launches}), done)
+    def _life(self, launches: Collection[int]) -> _Life:
+        done = reduce(and_, [self.before[launch] for launch in launches])
+        return _Life(min(launches), max(launches), reduce(or_, [1 << launch for launch in launches]), done)
 
     @cached_property
     def before(self) -> list[int]:
@@ -143,8 +145,11 @@ class _Facts:
     def clobbered(self, places: Mapping[int, int]) -> Iterator[Violation]:
         """Of intermediates at these ``places``, in bytes, those whose launches do not all start after those of the last
         one that had some of the bytes."""
+        if places in self._apart:  # a workspace that is one block
+            return
         lives = {index: self.lives[POOL, index] for index in places if (POOL, index) in self.lives}
         taken: list[tuple[int, int, int]] = []  # bytes (begin, end), and who had them last
+        right_so_far = True
         for index in sorted(lives, key=lambda index: lives[index].first):
             life, begin = lives[index], places[index]
             end = begin + self.allocations[POOL, index].nbytes
@@ -154,11 +159,14 @@ class _Facts:
             there = taken[low:high]
             for _, _, other in there:
                 if lives[other].launches & ~life.done:
+                    right_so_far = False
                     detail = f"which shares bytes with {name_of((POOL, other))}, while that may be in use"
                     yield self.launches[life.first], f"uses {name_of((POOL, index))}, {detail}"
             left = [(at, begin, other) for at, _, other in there[:1] if at < begin]
             right = [(end, to, other) for _, to, other in there[-1:] if to > end]
             taken[low:high] = [*left, (begin, end, index), *right]
+        if right_so_far:
+            self._apart.append(places)
 
 
 # -- launches and words ------------------------------------------------------------------------------------------------
@@ -228,9 +236,10 @@ def _wrong(facts: _Facts, launch: Launch, slot: Slot) -> str:
 
 def stray_uses(recording: Recording, slots: Sequence[Slot]) -> Iterator[tuple[Launch, str]]:
     """The known uses that leave their allocation, by launch."""
+    known = [launch for launch in recording.launches if launch.uses]
     sizes = {allocation.key: allocation.nbytes for allocation in recording.allocations}
-    owners = {(slot.launch, slot.word): slot for slot in slots}
-    for launch in recording.launches:
+    owners = {(slot.launch, slot.word): slot for slot in slots} if known else {}
+    for launch in known:
         for use in launch.uses or ():
             slot = owners.get((launch.index, use.word))
             if slot is None or not use.nbytes:

@@ -117,19 +117,20 @@ class Proof:
         first, behind = addresses.bounds
         low, high = first - _NEAR, behind + _NEAR
         start, end = others.bounds
+        least = min(low, start) if end else low
         known: dict[str, frozenset[int]] = {}  # by kernel, the words that were an address in any launch
         slots: list[Slot] = []
         non_pointers: list[NonPointerWord] = []
         for launch in recording.launches:
             unowned = {each.word for each in launch.unowned}
             found, stray, words = len(slots), False, set[int]()
-            likely = [  # of some ten thousand words, most of which are small numbers
-                (position, word)
-                for position, word in enumerate(launch.words)
-                if low <= word < high or start <= word < end or position in unowned
-            ]
-            for position, word in likely:
+            # of some ten thousand words, most of which are small numbers
+            likely = [at for at, word in enumerate(launch.words) if word >= least or at in unowned]
+            for position in likely:
+                word = launch.words[position]
                 near = low <= word < high
+                if not near and not start <= word < end and position not in unowned:
+                    continue
                 places = addresses.places(word, launch.index) if near else []
                 if places:
                     if len(places) > 1:
