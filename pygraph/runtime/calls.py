@@ -111,9 +111,12 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested lists and tuples, in order."""
-    return (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
+def tensors_in(value: Any) -> Sequence[torch.Tensor]:
+    """The tensors in nested lists and tuples, in order; or the one that ``value`` is, as nearly always."""
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    nested = isinstance(value, (list, tuple))
+    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)] if nested else ()
 
 
 _RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_grad_"})

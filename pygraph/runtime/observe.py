@@ -63,19 +63,20 @@ class OperatorObserver(TorchDispatchMode, ABC):
 def operands(call: OperatorCall) -> Iterator[tuple[torch.Tensor | None, bool, bool]]:
     """Each tensor that an operator is given, in the order of its schema, and whether it may read and write that. None
     stands for a number where a tensor is declared."""
-    for position, argument, reads, writes in _given_tensors(call.op):
-        for item in leaves(call.value(position, argument)):
+    given = call.operands()
+    for position, reads, writes in _given_tensors(call.op):
+        value = given[position][1]
+        for item in (value,) if isinstance(value, torch.Tensor) else leaves(value):
             is_tensor = isinstance(item, torch.Tensor)
             yield (item, reads, writes) if is_tensor else (None, False, False)
 
 
 @functools.lru_cache(maxsize=1024)
-def _given_tensors(op: OpOverload) -> tuple[tuple[int, Any, bool, bool], ...]:
-    """The arguments of an operator that are tensors or lists of them: position, argument, whether it may read and write
-    them."""
+def _given_tensors(op: OpOverload) -> tuple[tuple[int, bool, bool], ...]:
+    """The arguments of an operator that are tensors or lists of them: position, whether it may read and write them."""
     schema = op._schema
     found = ((at, each) for at, each in enumerate(schema.arguments) if "Tensor" in str(each.type))
-    return tuple((at, each, is_read(schema, each), is_written(schema, each)) for at, each in found)
+    return tuple((at, is_read(schema, each), is_written(schema, each)) for at, each in found)
 
 
 @functools.lru_cache(maxsize=1024)

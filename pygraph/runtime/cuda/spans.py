@@ -209,8 +209,11 @@ class Observer:
         """
         begin = self._nodes_before(name)
         self.wipe_stack()
-        with blaming(name, self.fail):
+        try:
             result = run()
+        except Exception:
+            self.fail(name)
+            raise
         end = self.nodes()
         if end is None:
             self.fail(name)
@@ -327,6 +330,8 @@ def with_calls(
     drawn = frozenset(random)
     made = [launch if drawn.isdisjoint(launch.words) else replace(launch, random=True) for launch in launches]
     for number, span in enumerate(spans):
+        if span.begin == span.end:
+            continue
         only_read = _owners(span.reads, inside) - _owners(span.writes, inside)
         may_access = reach(span)
         operands = _accesses(span.operands, everything) if span.closed else None
@@ -460,13 +465,13 @@ class _Operators(OperatorObserver):
             return func(*args, **named)
         if calls is not None and is_eager(func, calls.chosen, collectives=calls.collectives):
             return self._observer.call_eagerly(calls, call)
+        name = call.text
         try:
             given = self._operands(call)
         except CaptureError:
-            self._observer.fail(str(func))
+            self._observer.fail(name)
             raise
-        name = str(func)
-        if func.namespace in _BUILT_IN | FUNCTIONAL_COLLECTIVES:
+        if func.namespace in _BUILT_IN or func.namespace in FUNCTIONAL_COLLECTIVES:
             known = nondeterministic_operator(func)
             run, closed = (lambda: func(*args, **named)), _is_closed(name)
             in_place = partial(_in_place, call) if _is_elementwise(func) else None
@@ -598,7 +603,7 @@ def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
 
 def _refuse_host(func: Any, value: Any) -> None:
     """A capture bakes what lies in host memory, and cannot wait for a copy to it."""
-    if any(tensor.device.type == "cpu" for tensor in tensors_in(value)):
+    if any(tensor.is_cpu for tensor in tensors_in(value)):
         raise CaptureError("host-memory", f"{func} is given a tensor on the CPU")
     if isinstance(value, torch.device) and value.type == "cpu":
         raise CaptureError("host-memory", f"{func} makes a tensor on the CPU")
@@ -622,8 +627,7 @@ class _Kernel:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel, and note what its parameters' names say."""
         run = partial(self._kernel.run, *args, **kwargs)
-        given = tensors_in([*args, *kwargs.values()])
-        closed = self._generated or all(t.dtype not in _ADDRESSES for t in given)
+        closed = self._generated or all(t.dtype not in _ADDRESSES for t in tensors_in([*args, *kwargs.values()]))
         operands, known = self._operands(args, kwargs), self._nondeterministic
         return self._observer.call(self._name, operands, run, nondeterministic=known, closed=closed)
 

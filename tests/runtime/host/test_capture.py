@@ -230,3 +230,17 @@ def test_fake_kernels_are_asked_once_about_calls_that_do_the_same(
     assert [launch.name for launch in recording.launches].count("aten.add.out") == 3
     assert len(asked) == 7
     replay_and_compare(driver, call, make_executable(driver, call)[0], call.args)
+
+
+def test_a_tensor_that_shows_other_memory_from_one_call_to_the_next_is_looked_at_again(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> list[Any]:
+        x, y = args
+        shown = x.view(-1)
+        first = torch.relu(shown)
+        shown.data = y.view(-1)  # which no mode sees
+        return [first, torch.relu(shown)]
+
+    recording = driver.capture(region, [torch.randn(8), torch.randn(8)])
+    starts = {a.address: a for a in recording.allocations}
+    read = [starts[launch.words[0]] for launch in recording.launches]
+    assert [(each.kind, each.index) for each in read] == [(AllocationKind.INPUT, 0), (AllocationKind.INPUT, 1)]
