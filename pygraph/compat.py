@@ -678,6 +678,13 @@ DeviceContext = _find("torch.utils._device.DeviceContext")
 saved_tensor_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks")
 _hooks_of_modules = _find("torch.nn.modules.module._has_any_global_hook")
 _hooks_of_optimizers = [_find(f"torch.optim.optimizer._global_optimizer_{name}_hooks") for name in ("pre", "post")]
+global_hooks: list[dict[Any, Any]] = [
+    table
+    for module in map(_find, ("torch.nn.modules.module", "torch.optim.optimizer"))
+    for name, table in vars(module).items()
+    if name.startswith("_global_") and isinstance(table, dict)
+]
+"""Those of all modules, and of all optimizers."""
 _forward_ad = _find("torch.autograd.forward_ad")
 
 

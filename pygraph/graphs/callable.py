@@ -27,7 +27,7 @@ from pygraph.errors import CaptureError, first_line
 from pygraph.frontend.location import GraphOrigin, location_of_code
 from pygraph.graphs.entry import Call, Entry, Look, current, groups_of, layouts_of, signature_of, turns
 from pygraph.graphs.held import Walk, refill
-from pygraph.graphs.values import OddError, make, read
+from pygraph.graphs.values import OddError, described, make, read
 from pygraph.graphs.watch import origin_of_line
 from pygraph.program.default import LaunchPasses
 from pygraph.report.model import CALLABLE, GraphReport, RegionReport, open_report
@@ -55,6 +55,9 @@ _LOOKS = 1024
 
 _MOST = 64
 """Structures of what is held, and entries of each, that are known at the same time."""
+
+_OTHER = object()
+"""In place of a result: the call is not like the last replay."""
 
 _TRIED = 8
 """Structures that were met last, which a call is held against before all that is held is walked over."""
@@ -120,6 +123,8 @@ class Graph(Generic[P, R]):
         self._made, self._ledger = 0, Ledger()
         self._looks: OrderedDict[Hashable, Look] = OrderedDict()
         self._look: Look | None = None
+        self._last: tuple[Look, Entry] | None = None
+        """Those of a replay, which the next call is tried on."""
         self._report: GraphReport | None = None
         self._patience, self._skip, self._skips = _PATIENCE, 0, 0
         self._waits_for: Region | None = None
@@ -140,13 +145,20 @@ class Graph(Generic[P, R]):
         where it cannot be captured."""
         if torch.compiler.is_compiling():
             return cast("R", self._answering(*args, **kwargs))
-        may_replay = turns.enter((self._root[0], args, kwargs))
+        use = get_ident(), self._root[0], args, kwargs
         try:
-            if not may_replay or (self._skip and self._still_skips()) or _is_watched():
+            if not turns.enter(use):
+                return self._run(args, kwargs)
+            last = self._last
+            if last is not None and not self._skip and not capturing:
+                result = self._again(*last, args, kwargs)
+                if result is not _OTHER:
+                    return cast("R", result)
+            if (self._skip and self._still_skips()) or _is_watched():
                 return self._run(args, kwargs)
             return cast("R", self._call(args, kwargs))
         finally:
-            turns.leave()
+            turns.leave(use)
 
     def _run(self, args: Any, kwargs: Any) -> R:
         self.record.uncaptured += 1
@@ -159,6 +171,33 @@ class Graph(Generic[P, R]):
             return False
         self._skip -= 1
         return True
+
+    def _again(self, look: Look, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replay ``entry`` if the call is like its last one in all that ``_call`` tells calls apart by: one native look
+        at arguments and at what is held tells. ``_OTHER``, with nothing done, if it is not."""
+        seen = None if entry.pending else entry.known.read(self._root, args, kwargs, look.containers)
+        if seen is None:
+            return _OTHER
+        tensors, containers = seen
+        if entry.groups and layouts_of(entry.known.shared, tensors) != entry.layouts:
+            return _OTHER
+        outputs = self._replay(entry, tensors)
+        if outputs is None:
+            self._last = None  # its captures may be gone
+            return _OTHER
+        return self._leave(entry, outputs, tensors, containers)
+
+    def _know(
+        self, look: Look, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], told: tuple[bytes, bytes, Any]
+    ) -> None:
+        """Have the next call tried on ``entry``, which a call is replayed by. ``told``: its facts, which tensors share
+        memory, and how."""
+        if entry.known is None and self._key is None and not compat.function_depth():
+            nodes: list[tuple[int, Any, int]] = []
+            if described(args, nodes) and described(kwargs, nodes):
+                facts, shared, entry.layouts = told
+                entry.known = look.held.known(nodes, facts, shared, compat.global_hooks)
+        self._last = None if entry.known is None else (look, entry)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors: list[torch.Tensor] = []
@@ -197,9 +236,8 @@ class Graph(Generic[P, R]):
             if seen is None:  # another thread changes it
                 return self._refused(Refusal("capture-busy", "what is held changes meanwhile"), args, kwargs)
         every, facts, shared, containers = seen
-        if shared:
-            key.append(layouts_of(shared, every))
-        whole = (tuple(key), facts, shared, torch.get_float32_matmul_precision())
+        layouts = layouts_of(shared, every) if shared else None
+        whole = (tuple(key), facts, shared, layouts)
         found = look.entries.get(whole)
         new = found is None
         if found is None:
@@ -210,6 +248,7 @@ class Graph(Generic[P, R]):
         if not found.pending:
             outputs = self._replay(found, every)
             if outputs is not None:
+                self._know(look, found, args, kwargs, (facts, shared, layouts))
                 return self._leave(found, outputs, every, containers)
         call = Call(args, kwargs, every, self._root, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         return self._look_up(found, call, look, containers, new=new)
@@ -402,8 +441,9 @@ class Graph(Generic[P, R]):
 
     def _leave(self, entry: Entry, outputs: Sequence[Any], tensors: Sequence[Any], containers: Sequence[Any]) -> Any:
         """Put what a replay made where the callable would have put it. Returns what that would have returned."""
-        self.record.replays += 1
-        self.record.reason, self._patience, self._skips = None, _PATIENCE, 0
+        record = self.record
+        record.replays += 1
+        record.reason, self._patience, self._skips = None, _PATIENCE, 0
         left = entry.left[outputs[0]]
         if left.written:
             torch.autograd.graph.increment_version([tensors[number] for number in left.written])

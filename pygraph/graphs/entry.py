@@ -55,8 +55,8 @@ current = _Current()
 """Of each thread, the call that it answers."""
 
 
-Use: TypeAlias = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
-"""A call of a graph: what is held, and the arguments."""
+Use: TypeAlias = tuple[int, Any, tuple[Any, ...], Mapping[str, Any]]
+"""A call of a graph: its thread, what is held, and the arguments."""
 
 _MOMENT, _LONGEST = 0.05, 30.0
 """Seconds that a capture and other threads' calls wait for each other; and those that share its tensors, at most."""
@@ -66,8 +66,8 @@ def _tensors_of(use: Use) -> frozenset[int] | None:
     """The tensors of a call, by their addresses; None where its arguments cannot be read."""
     tensors: list[torch.Tensor] = []
     try:
-        read(use[1:], tensors, [])
-        tensors += Walk((use[0],)).tensors
+        read(use[2:], tensors, [])
+        tensors += Walk((use[1],)).tensors
     except Exception:  # noqa: BLE001 - another thread may change it, and nodes of pytrees run code of the user's
         return None
     return frozenset(id(each) for tensor in tensors for each in (tensor, _gradient(tensor)))
@@ -78,10 +78,13 @@ class Turns:
     of some. Nobody waits for the latter for long but for those."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._condition = threading.Condition(self._lock)
-        self._using: dict[int, list[Use]] = {}
+        self._condition = threading.Condition(threading.RLock())
+        self._uses: dict[int, Use] = {}
+        """By identity. Most calls come and go without the lock: a call puts its use here before it looks at the owner,
+        and a thread makes itself the owner before it looks in here, so that one of them sees the other."""
         self._owner: int | None = None
+        self._waiting = 0
+        """Threads that wait for uses to end. Each says so before it looks at them."""
         self._shown: frozenset[int] = frozenset()
         self._in_vain = False
         """A call has waited too long for the owner, which may wait for that call."""
@@ -89,11 +92,17 @@ class Turns:
     def enter(self, use: Use) -> bool:
         """A call begins: whether it may be captured or replayed, and not only run. Raises CaptureError
         (``capture-busy``)."""
-        me = get_ident()
-        with self._lock:
-            free = self._owner is None or self._owner == me
-            if free or self._condition.wait_for(lambda: self._owner is None, _MOMENT):
-                self._using.setdefault(me, []).append(use)
+        self._uses[id(use)] = use
+        return self._owner is None or self._enter_in_turn(use)
+
+    def _enter_in_turn(self, use: Use) -> bool:
+        with self._condition:
+            free = self._owner is None or self._owner == use[0]
+            if free:
+                return True
+            del self._uses[id(use)]
+            if self._condition.wait_for(lambda: self._owner is None, _MOMENT):
+                self._uses[id(use)] = use
                 return True
         tensors = _tensors_of(use)
         with self._condition:
@@ -105,17 +114,15 @@ class Turns:
                 self._in_vain = True
                 said = "another thread captures a call with the same tensors, and may wait for this one"
                 raise CaptureError("capture-busy", said)
-            self._using.setdefault(me, []).append(use)
+            self._uses[id(use)] = use
             return self._owner is None
 
-    def leave(self) -> None:
-        me = get_ident()
-        with self._lock:
-            uses = self._using[me]
-            uses.pop()
-            if not uses:
-                del self._using[me]
-            self._condition.notify_all()
+    def leave(self, use: Use) -> None:
+        """A call ends, if it began."""
+        self._uses.pop(id(use), None)
+        if self._waiting:
+            with self._condition:
+                self._condition.notify_all()
 
     @contextlib.contextmanager
     def alone(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
@@ -135,18 +142,39 @@ class Turns:
     def _begin(self, shown: frozenset[int]) -> None:
         me, until = get_ident(), perf_counter() + _MOMENT
         known: dict[int, tuple[Use, bool]] = {}
-        while True:
+        with self._condition:
+            self._waiting += 1
+        try:
+            while True:
+                with self._condition:
+                    new = self._own(me, shown, known)
+                    if new is None:
+                        return
+                    if not new and not self._condition.wait(until - perf_counter()):
+                        raise CaptureError("capture-busy", "another thread runs a graph with the same tensors")
+                for use in new:
+                    used = _tensors_of(use)
+                    known[id(use)] = use, used is not None and used.isdisjoint(shown)
+        finally:
             with self._condition:
-                others = [use for thread, uses in self._using.items() if thread != me for use in uses]
-                new = [use for use in others if id(use) not in known]
-                if not new and self._owner is None and all(known[id(use)][1] for use in others):
-                    self._owner, self._shown = me, shown
-                    return
-                if not new and not self._condition.wait(until - perf_counter()):
-                    raise CaptureError("capture-busy", "another thread runs a graph with the same tensors")
-            for use in new:
-                used = _tensors_of(use)
-                known[id(use)] = use, used is not None and used.isdisjoint(shown)
+                self._waiting -= 1
+
+    def _own(self, me: int, shown: frozenset[int], known: dict[int, tuple[Use, bool]]) -> list[Use] | None:
+        """Make this thread the owner, if nobody is it, and no other uses what is ``shown``: None then. If not, the uses
+        that are not ``known`` yet."""
+        free, owns = self._owner is None, False
+        try:
+            if free:
+                self._owner = me  # first: see ``_uses``
+            others = [use for use in list(self._uses.values()) if use[0] != me]
+            new = [use for use in others if id(use) not in known]
+            owns = free and not new and all(known[id(use)][1] for use in others)
+            if owns:
+                self._shown = shown
+            return None if owns else new
+        finally:
+            if free and not owns:
+                self._owner = None
 
 
 turns = Turns()
@@ -198,6 +226,10 @@ class Entry:
         self.spared: frozenset[int] = frozenset()
         """Tensors that a comparison neither copies nor looks at, by their numbers."""
         self.region: Region
+        self.layouts: Hashable = None
+        """Of tensors that share memory."""
+        self.known: Any = None
+        """Knows its calls again; None until it is replayed, and where not all that tells calls apart is read."""
 
     # -- arguments of the region -----------------------------------------------------------------------------------
 

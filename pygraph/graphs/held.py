@@ -29,7 +29,7 @@ _SEARCHED = 4096
 """Objects that are looked at for the name of a tensor."""
 
 
-_PLAIN_NODE, _TENSOR, _AGAIN, _MAPPING, _SEQUENCE, _OBJECT, _SEEN, _OTHER = range(8)
+PLAIN_NODE, TENSOR, _AGAIN, MAPPING, SEQUENCE, _OBJECT, _SEEN, _OTHER = range(8)
 """Kinds of nodes, as ``Held`` of the native half has them."""
 
 
@@ -54,7 +54,7 @@ class Walk:
         self._numbers: dict[int, int] = {}
         self._met: dict[int, int] = {}
         self._hold(root)
-        self._add(_SEQUENCE, tuple, len(root))
+        self._add(SEQUENCE, tuple, len(root))
         self._visit(root[0], "held", named=True)
         self.key = tuple(self._key)
 
@@ -65,14 +65,14 @@ class Walk:
     def _visit(self, value: Any, path: str, *, named: bool) -> None:
         kind = type(value)
         if kind in PLAIN or isinstance(value, enum.Enum):
-            self._add(_PLAIN_NODE, value, key=bits_of(value))
+            self._add(PLAIN_NODE, value, key=bits_of(value))
         elif isinstance(value, torch.Tensor):
             self._tensor(value, path)
         elif id(value) in self._met:
             self._add(_SEEN, None, self._met[id(value)])
         elif isinstance(value, dict):
             self._met[id(value)] = self._hold(value)
-            self._add(_MAPPING, kind, len(value))
+            self._add(MAPPING, kind, len(value))
             for key, item in list(value.items()):
                 self._visit(key, f"{path}.key", named=False)
                 self._visit(item, step_of(path, key, value), named=named)
@@ -80,7 +80,7 @@ class Walk:
             number = self._hold(value)
             if isinstance(value, WRITTEN):
                 self._met[id(value)] = number
-            self._add(_SEQUENCE, kind, len(value))
+            self._add(SEQUENCE, kind, len(value))
             for index, item in enumerate(value):
                 self._visit(item, f"{path}[{index}]", named=named)
         elif isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or (named and _is_open(value)):
@@ -106,7 +106,7 @@ class Walk:
         self._numbers[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
         self.paths.append(path)
-        self._add(_TENSOR, type(tensor))
+        self._add(TENSOR, type(tensor))
 
     def contents(self) -> list[Any]:
         """Items that each dictionary, list, set and queue holds now."""

@@ -14,7 +14,7 @@ import torch
 
 from pygraph import compat
 from pygraph.errors import CaptureError
-from pygraph.graphs.held import PLAIN, TENSORS, WRITTEN, bits_of
+from pygraph.graphs.held import MAPPING, PLAIN, PLAIN_NODE, SEQUENCE, TENSOR, TENSORS, WRITTEN, bits_of
 
 
 class OddError(Exception):
@@ -46,6 +46,24 @@ def read(value: Any, tensors: list[torch.Tensor], key: list[Hashable]) -> None:
             read(item, tensors, key)
     else:
         raise OddError(kind.__name__)
+
+
+def described(value: Any, nodes: list[tuple[int, Any, int]]) -> bool:
+    """Add the nodes of an argument, by which the native half knows others like it. False for what it does not read."""
+    kind = type(value)
+    if kind in TENSORS:
+        nodes.append((TENSOR, kind, 0))
+    elif kind in PLAIN or isinstance(value, enum.Enum):
+        nodes.append((PLAIN_NODE, value, 0))
+    elif kind is tuple or kind is list:
+        nodes.append((SEQUENCE, kind, len(value)))
+        return all(described(item, nodes) for item in value)
+    elif kind is dict:
+        nodes.append((MAPPING, kind, len(value)))
+        return all(described(each, nodes) for entry in value.items() for each in entry)
+    else:
+        return False
+    return True
 
 
 def children_of(value: Any) -> tuple[list[Any], Any] | None:
@@ -183,7 +201,10 @@ class Describer:
             said = f"the callable returns, or leaves, a {kind.__name__} that is not held, and that it does not make"
             raise CaptureError("unsupported-result", said)
         if kind in (list, tuple, set, frozenset):
-            return Built(kind, tuple(map(self.describe, value)))
+            items = tuple(map(self.describe, value))
+            if kind is tuple and all(type(item) is Value for item in items):
+                return Value(value, (kind, *(item.bits for item in items)))
+            return Built(kind, items)
         if kind in (dict, OrderedDict):
             return Built(kind, tuple(self.describe(each) for entry in value.items() for each in entry))
         children = children_of(value)
@@ -247,7 +268,9 @@ def make(made: Any, given: Sequence[torch.Tensor], containers: Sequence[Any], ou
         return given[made.number]
     if kind is Known:
         return containers[made.number]
-    items = [make(each, given, containers, outputs) for each in made.items]
+    items = [
+        outputs[each.index + 1] if type(each) is Made else make(each, given, containers, outputs) for each in made.items
+    ]
     if made.kind in (dict, OrderedDict):
         return made.kind(zip(items[::2], items[1::2], strict=True))
     if made.kind in (list, tuple, set, frozenset):

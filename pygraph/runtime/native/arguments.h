@@ -103,7 +103,10 @@ class Arguments {
  public:
   // `apart`: only lists are accepted in which no written argument shares memory with another.
   Arguments(c10::DeviceIndex device, py::handle described, bool apart) : device_(device), apart_(apart) {
-    for (auto each : described) expected_.emplace_back(each);
+    for (auto each : described) {
+      expected_.emplace_back(each);
+      writes_ |= expected_.back().written;
+    }
   }
 
   void clear() { expected_.clear(); }
@@ -116,13 +119,15 @@ class Arguments {
     if (static_cast<size_t>(PyList_GET_SIZE(list)) != size()) return false;
     call.held.reserve(size());
     call.tensors.reserve(size());
+    call.addresses.resize(size());
     for (size_t i = 0; i < size(); ++i) {
       auto* object = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
       if (!accepts(expected_[i], object)) return false;
       call.held.push_back(py::reinterpret_borrow<py::object>(object));
       call.tensors.push_back(expected_[i].is_tensor() ? &THPVariable_Unpack(object) : nullptr);
+      if (!writes_) locate(call, i);
     }
-    locate(call);
+    for (size_t i = 0; writes_ && i < size(); ++i) locate(call, i); // once all fit: memory that is to be written may move
     return copyable(call) && (!apart_ || are_apart(call));
   }
 
@@ -153,15 +158,12 @@ class Arguments {
     return argument.is_tensor() ? argument.accepts_tensor<backend>(object, device_) : argument.accepts_value(object);
   }
 
-  void locate(Operands& call) const {
-    call.addresses.resize(size());
-    for (size_t i = 0; i < size(); ++i) {
-      const auto* tensor = call.tensors[i];
-      if (tensor == nullptr) continue;
-      const void* data = expected_[i].written ? tensor->mutable_data_ptr() : tensor->const_data_ptr();
-      call.addresses[i] = reinterpret_cast<uintptr_t>(data);
-      if (!expected_[i].aligned(call.addresses[i])) call.misaligned.push_back(i);
-    }
+  void locate(Operands& call, size_t i) const {
+    const auto* tensor = call.tensors[i];
+    if (tensor == nullptr) return;
+    const void* data = expected_[i].written ? tensor->mutable_data_ptr() : tensor->const_data_ptr();
+    call.addresses[i] = reinterpret_cast<uintptr_t>(data);
+    if (!expected_[i].aligned(call.addresses[i])) call.misaligned.push_back(i);
   }
 
   // A copy stands for a misaligned argument only if nothing can write to the original meanwhile, nor look around it.
@@ -193,6 +195,7 @@ class Arguments {
 
   c10::DeviceIndex device_;
   bool apart_;
+  bool writes_ = false;
   mutable std::vector<uintptr_t> apart_at_; // addresses that were found apart; one replay at a time looks
   std::vector<Argument> expected_;
 };

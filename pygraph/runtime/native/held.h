@@ -5,13 +5,18 @@
 #include "tensors.h"
 
 #include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <algorithm>
 #include <cstring>
@@ -25,7 +30,7 @@ namespace py = pybind11;
 
 class Held {
  public:
-  static constexpr int MODES = 5 + 14 + at::num_sdp_backends + 1; // as `add_modes` adds, and `casts_differ`
+  static constexpr int MODES = 5 + 15 + at::num_sdp_backends + 1; // as `add_modes` adds, and `casts_differ`
 
   // Of each node, in the order of a walk from the root down: its kind, a value, and a number (see `accepts`).
   explicit Held(const py::iterable& described) {
@@ -48,39 +53,60 @@ class Held {
   // (the last MODES), and which share memory, both as bytes; and, if
   // `containers` are wanted, those of the walk, in its order.
   py::object read(py::handle root, const py::list& arguments, bool containers) {
-    if (busy_) return py::none();
-    Busy busy(busy_);
-    std::vector<py::object> objects, kept;
-    objects.reserve(ranges_.size());
-    std::vector<char> facts;
-    facts.reserve(told_facts_.size());
-    if (!matches(root.ptr())) return py::none();
-    for (auto* tensor : tensors_) objects.push_back(py::reinterpret_borrow<py::object>(tensor));
-    for (auto* container : met_) {
-      if (containers) kept.push_back(py::reinterpret_borrow<py::object>(container));
-    }
-    auto held = objects.size();
-    add_gradients(objects, 0, facts);
-    auto lasting = objects.size();
-    for (auto argument : arguments) objects.push_back(py::reinterpret_borrow<py::object>(argument));
-    add_gradients(objects, lasting, facts);
-    ranges_.clear();
-    for (const auto& object : objects) ranges_.push_back(range_of(THPVariable_Unpack(object.ptr())));
-    auto shared = share(held, lasting);
-    add_modes(facts);
-    facts.push_back(casts_differ(objects));
-    if (!facts_object_ || facts != told_facts_) {
-      told_facts_ = facts;
-      facts_object_ = py::bytes(facts.data(), facts.size());
+    std::vector<py::object> given;
+    for (auto argument : arguments) given.push_back(py::reinterpret_borrow<py::object>(argument));
+    Call call;
+    if (!gather(root, given, call)) return py::none();
+    if (!facts_object_ || call.facts != told_facts_) {
+      told_facts_ = call.facts;
+      facts_object_ = py::bytes(call.facts.data(), call.facts.size());
     }
     auto told = facts_object_;
-    return py::make_tuple(as_list(objects), std::move(told), std::move(shared), as_list(kept));
+    return py::make_tuple(as_list(call.tensors), std::move(told), std::move(call.shared), kept(containers));
   }
 
  private:
+  friend class Known;
   friend void bind_held(py::module_& m);
 
   enum Kind { PLAIN, TENSOR, AGAIN, MAPPING, SEQUENCE, OBJECT, SEEN, OTHER };
+
+  // What is read of one call.
+  struct Call {
+    std::vector<py::object> tensors;
+    std::vector<char> facts;
+    py::object shared;
+  };
+
+  // False where `root` is no longer as described, or another reading is under way.
+  bool gather(py::handle root, const std::vector<py::object>& arguments, Call& call) {
+    if (busy_) return false;
+    Busy busy(busy_);
+    auto& [objects, facts, shared] = call;
+    objects.reserve(ranges_.size());
+    facts.reserve(told_facts_.size());
+    if (!matches(root.ptr())) return false;
+    ranges_.clear();
+    for (auto* tensor : tensors_) objects.push_back(py::reinterpret_borrow<py::object>(tensor));
+    auto held = objects.size();
+    look_at(objects, 0, facts);
+    auto lasting = objects.size();
+    objects.insert(objects.end(), arguments.begin(), arguments.end());
+    look_at(objects, lasting, facts);
+    shared = share(held, lasting);
+    add_modes(facts);
+    facts.push_back(casts_differ(objects));
+    return true;
+  }
+
+  // The containers of the reading that was just made, if they are wanted.
+  py::list kept(bool wanted) const {
+    std::vector<py::object> objects;
+    for (auto* container : met_) {
+      if (wanted) objects.push_back(py::reinterpret_borrow<py::object>(container));
+    }
+    return as_list(objects);
+  }
 
   struct Node {
     Kind kind;
@@ -275,12 +301,15 @@ class Held {
     return true;
   }
 
+  // Python gives no other type to an object of a built-in one.
+  static bool keeps_type(PyObject* object) { return PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_IMMUTABLETYPE) != 0; }
+
   bool descends(PyObject* object, Reading& now) {
     auto number = now.mark;
     put(marks_, now.mark, Mark{object, now, {}});
     const auto& node = nodes_[now.node++];
     if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != node.value.ptr()) return false;
-    watch(object->ob_type, now); // first: other words are where this type has them
+    if (!keeps_type(object)) watch(object->ob_type, now); // first: other words are where this type has them
     put_object(met_, now.container, object, met_again_, now);
     if (node.kind == OBJECT ? !object_accepts(object, now)
         : node.kind == MAPPING ? !mapping_accepts(object, node.number, now)
@@ -356,21 +385,29 @@ class Held {
     return true;
   }
 
-  // Facts of the tensors from `first` on, behind which their gradients are put.
-  static void add_gradients(std::vector<py::object>& objects, size_t first, std::vector<char>& facts) {
+  // Facts and ranges of the tensors from `first` on, behind which their gradients are put. One pass: each tensor is read from
+  // memory once.
+  void look_at(std::vector<py::object>& objects, size_t first, std::vector<char>& facts) {
+    std::vector<Tensor> gradients;
     auto end = objects.size();
     for (auto i = first; i < end; ++i) {
       const auto& tensor = THPVariable_Unpack(objects[i].ptr());
       auto* impl = tensor.unsafeGetTensorImpl();
       auto* autograd = static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta());
-      bool plain = is_strided(*impl) && !impl->key_set().has_any(DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative}));
+      bool strided = is_strided(*impl);
+      bool plain = strided && !impl->key_set().has_any(DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative}));
       bool follows = autograd != nullptr && (autograd->requires_grad_ || autograd->grad_fn_);
       bool leaf = !follows || (autograd->is_view_ ? tensor.is_leaf() : !autograd->grad_fn_);
       bool gradient = autograd != nullptr && leaf && autograd->grad_.defined();
       bool inference = impl->is_inference();
       bool hooked = autograd != nullptr && has_hooks(reinterpret_cast<THPVariable*>(objects[i].ptr()), *autograd);
       facts.push_back(static_cast<char>(follows | leaf << 1 | gradient << 2 | inference << 3 | plain << 4 | hooked << 5));
-      if (gradient) objects.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(autograd->grad_)));
+      ranges_.push_back(strided ? range_of(tensor) : Memory{0, 0, nullptr});
+      if (gradient) gradients.push_back(autograd->grad_);
+    }
+    for (const auto& gradient : gradients) {
+      objects.push_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient)));
+      ranges_.push_back(is_strided(*gradient.unsafeGetTensorImpl()) ? range_of(gradient) : Memory{0, 0, nullptr});
     }
   }
 
@@ -401,6 +438,7 @@ class Held {
     facts.push_back(static_cast<char>(context.allowFP16ReductionCuBLAS()));
     facts.push_back(static_cast<char>(context.allowBF16ReductionCuBLAS()));
     facts.push_back(context.allowFP16AccumulationCuBLAS());
+    facts.push_back(static_cast<char>(context.float32MatmulPrecision()));
     for (auto backend : context.sDPPriorityOrder()) facts.push_back(static_cast<char>(backend));
   }
 
@@ -438,9 +476,9 @@ class Held {
     return !tensor.key_set().has_any(odd) && tensor.layout() == at::kStrided && tensor.has_storage();
   }
 
+  // Of a strided tensor.
   static Memory range_of(const Tensor& tensor) {
     auto& impl = *tensor.unsafeGetTensorImpl();
-    if (!is_strided(impl)) return {0, 0, nullptr};
     auto elements = impl.numel();
     if (elements != 0 && !impl.is_contiguous()) {
       elements = 1;
@@ -576,12 +614,103 @@ class Held {
   py::object shared_lasting_;
 };
 
+// Calls that are told from others by nothing: their arguments have one structure and the same plain values, and `Held` reads
+// the same facts. Read in one go, where nothing watches the operators of this thread.
+class Known {
+ public:
+  // `described`: the nodes of positional arguments, and then of others, of the kinds PLAIN, TENSOR, MAPPING and SEQUENCE (see
+  // `Held`). `facts` and `shared` are as `held` has read them. `hooks`: dictionaries with hooks of the whole process.
+  Known(py::object held, const py::iterable& described, py::bytes facts, py::bytes shared, const py::iterable& hooks)
+      : object_(std::move(held)), held_(object_.cast<Held&>()), facts_(std::move(facts)), shared_(std::move(shared)) {
+    for (auto each : described) {
+      auto node = each.cast<std::tuple<int, py::object, Py_ssize_t>>();
+      nodes_.push_back({static_cast<Held::Kind>(std::get<0>(node)), std::get<2>(node), std::get<1>(node)});
+    }
+    for (auto each : hooks) hooks_.push_back(py::reinterpret_borrow<py::object>(each));
+  }
+
+  const py::bytes& shared() const { return shared_; }
+
+  // All tensors of a call, and containers, as `Held::read` has them. None where the call is another one.
+  py::object read(py::handle root, py::handle args, py::handle kwargs, bool containers) const {
+    if (watched()) return py::none();
+    std::vector<py::object> arguments;
+    arguments.reserve(nodes_.size());
+    size_t at = 0;
+    if (!accepts(args.ptr(), at, arguments) || !accepts(kwargs.ptr(), at, arguments)) return py::none();
+    Held::Call call;
+    if (!held_.gather(root, arguments, call)) return py::none();
+    if (!same(facts_, call.facts.data(), call.facts.size())) return py::none();
+    auto* shared = call.shared.ptr();
+    if (!same(shared_, PyBytes_AS_STRING(shared), static_cast<size_t>(PyBytes_GET_SIZE(shared)))) return py::none();
+    auto kept = held_.kept(containers);
+    return py::make_tuple(Held::as_list(call.tensors), std::move(kept));
+  }
+
+ private:
+  static bool same(const py::bytes& told, const char* now, size_t count) {
+    auto* then = told.ptr();
+    return static_cast<size_t>(PyBytes_GET_SIZE(then)) == count && std::memcmp(PyBytes_AS_STRING(then), now, count) == 0;
+  }
+
+  // Whether something has to see each operator of this call, as `_is_watched` of Python says; function modes are left to
+  // Python, and function transforms to the region, which is not replayed under one.
+  bool watched() const {
+    auto any = [](const py::object& hooks) { return PyDict_GET_SIZE(hooks.ptr()) != 0; };
+    return c10::impl::TorchDispatchModeTLS::any_modes_set() || at::impl::PythonTorchFunctionTLS::stack_len() != 0 ||
+        torch::jit::tracer::isTracing() ||
+        !at::SavedTensorDefaultHooks::get_tls_state().stack.empty() || torch::autograd::AnomalyMode::is_enabled() ||
+        torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr || std::any_of(hooks_.begin(), hooks_.end(), any);
+  }
+
+  bool accepts(PyObject* object, size_t& at, std::vector<py::object>& tensors) const {
+    const auto& [kind, number, value] = nodes_[at++];
+    if (kind == Held::PLAIN) return Held::same_value(object, value.ptr());
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != value.ptr()) return false;
+    if (kind == Held::TENSOR) {
+      tensors.push_back(py::reinterpret_borrow<py::object>(object));
+      return true;
+    }
+    if (kind == Held::MAPPING) {
+      if (PyDict_GET_SIZE(object) != number) return false;
+      PyObject *key = nullptr, *item = nullptr;
+      for (Py_ssize_t position = 0; PyDict_Next(object, &position, &key, &item);) {
+        if (!accepts(key, at, tensors) || !accepts(item, at, tensors)) return false;
+      }
+      return true;
+    }
+    if (PySequence_Fast_GET_SIZE(object) != number) return false;
+    for (Py_ssize_t i = 0; i < number; ++i) {
+      if (!accepts(PySequence_Fast_GET_ITEM(object, i), at, tensors)) return false;
+    }
+    return true;
+  }
+
+  struct Node {
+    Held::Kind kind;
+    Py_ssize_t number;
+    py::object value;
+  };
+
+  py::object object_;
+  Held& held_;
+  std::vector<Node> nodes_;
+  py::bytes facts_, shared_;
+  std::vector<py::object> hooks_;
+};
+
 inline void bind_held(py::module_& m) {
   py::class_<Held>(m, "Held", py::module_local())
       .def(py::init<const py::iterable&>())
       .def("read", &Held::read)
       .def_static("keep_casts", &Held::keep_casts)
-      .def_property_readonly_static("MODES", [](const py::object&) { return Held::MODES; });
+      .def_property_readonly_static("MODES", [](const py::object&) { return Held::MODES; })
+      .def("known", [](py::object held, const py::iterable& described, py::bytes facts, py::bytes shared, const py::iterable& hooks) {
+        return Known(std::move(held), described, std::move(facts), std::move(shared), hooks);
+      });
+  py::class_<Known>(m, "Known", py::module_local())
+      .def("read", &Known::read)
+      .def_property_readonly("shared", &Known::shared);
 }
 
 } // namespace pygraph
