@@ -6,6 +6,8 @@
     unrolled     100 iterations of 5 launches: one graph of 500 launches, by hand; and memory of both
     rollout      256 steps of a policy in 1,024 environments: a step compiled by default, and with reduce-overhead
     diffusion    20 steps of DDIM with a UNet: the network compiled with reduce-overhead
+    early-exit   16 layers, of which a ``torch.cond`` skips the latter half: compiled by default
+    while        ``torch.while_loop`` of 100 iterations of 5 launches: one graph of 100 bodies, by hand; and memory
     generate-1, generate-8
                  128 new tokens of a Llama of 1 B parameters, greedy, by batch: ``model.generate`` of transformers with
                  reduce-overhead
@@ -196,6 +198,63 @@ def diffusion(device: str, tiny: bool) -> Sides:
     }
 
 
+def early_exit(device: str, tiny: bool) -> Sides:
+    """The host of the other side reads the condition."""
+    width, layers = (16, 4) if tiny else (512, 16)
+    net = made(lambda: nn.Sequential(*(Block(width) for _ in range(layers))), device).float()
+    first, last = net[: layers // 2], net[layers // 2 :]
+    x = torch.randn(8, width, device=device)
+
+    def model(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        x = first(x)
+        done: torch.Tensor = torch.cond(x.square().mean() < bound, lambda x: x.clone(), lambda x: last(x), (x,))
+        return done * 2
+
+    skips = torch.tensor(1e9, device=device)
+    ours = torch.compile(model, dynamic=False, backend="pygraph")
+    return {OURS: lambda: ours(x, skips), "default": (lambda run: lambda: run(x, skips))(torch.compile(model))}
+
+
+class Block(nn.Module):
+    """Normalised, widened, and added: takes and returns [batch, width]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+def whiles(device: str, tiny: bool) -> Sides:
+    width, steps = (8, 5) if tiny else (256, 100)
+    one, other, first = (torch.randn(width, width, device=device) / width**0.5 for _ in range(3))
+    end = torch.tensor(steps, device=device)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.sin(torch.tanh(x @ one) @ other) @ one)
+
+    def loop(x: torch.Tensor) -> torch.Tensor:
+        zero = torch.zeros((), dtype=torch.int64, device=device)
+        found = torch.while_loop(lambda i, x: i < end, lambda i, x: (i + 1, body(x)), (zero, x.clone()))
+        result: torch.Tensor = found[1]
+        return result
+
+    def every(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(steps):
+            x = fused(x)
+        return x
+
+    fused, ours = torch.compile(body, dynamic=False), torch.compile(loop, dynamic=False, backend="pygraph")
+    sides: Sides = {OURS: lambda: ours(first)}
+    if device == "cuda":
+        replay, result = by_hand(every, first)
+        sides["by hand"] = lambda: (replay(), result)[1]
+    else:
+        sides["default"] = lambda: every(first)
+    return sides
+
+
 def generating(batch: int) -> Callable[[str, bool], Sides]:
     def sides(device: str, tiny: bool) -> Sides:
         from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
@@ -242,6 +301,8 @@ ROWS: dict[str, Callable[[str, bool], Sides]] = {
     "unrolled": unrolled,
     "rollout": rollout,
     "diffusion": diffusion,
+    "early-exit": early_exit,
+    "while": whiles,
     "generate-1": generating(1),
     "generate-8": generating(8),
 }

@@ -135,6 +135,21 @@ InductorBuffer = _find("torch._inductor.ir.Buffer")
 NonOwningLayout = _find("torch._inductor.ir.NonOwningLayout")
 TensorBox = _find("torch._inductor.ir.TensorBox")
 WhileLoop = _find("torch._inductor.ir.WhileLoop", cost=_BY_FX_NODE.format("loops"))
+PythonWrapperCodegen = _find("torch._inductor.codegen.wrapper.PythonWrapperCodegen")
+_ON_HOST = "the host decides on branches and loops, which are cut out of regions"
+_WRAPPER = "torch._inductor.codegen.wrapper.PythonWrapperCodegen"
+_branch_codegen = _find(f"{_WRAPPER}.codegen_conditional", f"{_WRAPPER}.codegen_switch", cost=_ON_HOST)
+BRANCH_CODEGEN = str(getattr(_branch_codegen, "__name__", ""))
+"""The method that writes the code of a branch."""
+CONTROL_FLOW = not any(
+    absent(each)
+    for each in (
+        _branch_codegen,
+        _find(f"{_WRAPPER}.codegen_while_loop", cost=_ON_HOST),
+        _find(f"{_WRAPPER}.codegen_subgraph_common", cost=_ON_HOST),
+    )
+)
+"""True if the code of branches and loops can be written anew."""
 
 # -- Inductor: lowering and scheduling -----------------------------------------------------------------------------
 make_fallback = _find(

@@ -30,6 +30,7 @@ from pygraph.ir import (
 )
 from pygraph.ir.effects import FLAGS, NAMED
 from pygraph.ir.order import memory_roots
+from pygraph.runtime.cuda.bindings import has_conditionals
 
 _PURE = frozenset(
     {"flex_attention", "flex_attention_backward", "inline_asm_elementwise", "triton_kernel_wrapper_functional"}
@@ -40,6 +41,8 @@ _RANDOM = frozenset(
 )
 _SELECTING = frozenset({"cond", "switch"})
 _LOOPS = frozenset({"while_loop", "while_loop_stack_output"})
+_DECIDED = frozenset({"cond", "while_loop"})
+"""Those whose condition replays read on the device."""
 
 
 def higher_order_effects(call: Call) -> Effects:
@@ -62,7 +65,13 @@ def higher_order_effects(call: Call) -> Effects:
     control = call.args[0] if call.args else None
     chosen = isinstance(control, bool) or (isinstance(control, Value) and isinstance(control.type, ScalarType))
     waits = name in _LOOPS or (name in _SELECTING and not chosen)  # the host reads the condition from a tensor
+    waits = waits and not (name in _DECIDED and compat.CONTROL_FLOW and _has_conditionals(call))
     return replace(effects, sync=effects.sync or waits)
+
+
+def _has_conditionals(call: Call) -> bool:
+    """True if a replay can decide: on the CPU, and on CUDA devices whose driver has conditional nodes."""
+    return call.device is None or call.device.kind != "cuda" or has_conditionals()
 
 
 def wrapped_operator(call: Call) -> Any | None:

@@ -87,6 +87,10 @@ def program_record(compiled: Any) -> ProgramRecord | None:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
+CONTROL = "pygraph_control"
+"""How programs name the functions that run branches and loops, those of ``hop.cond`` and ``hop.while_loop``."""
+
+
 @dataclass(frozen=True, slots=True)
 class EmittedRegion:
     """One ``partition_i`` function: its arguments and the kernels that it calls, in order."""
@@ -111,8 +115,8 @@ def read_program(source: str) -> EmittedProgram:
     functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
     numbered = ((name.removeprefix("partition_"), f) for name, f in functions.items() if name.startswith("partition_"))
     named = sorted((int(number), f) for number, f in numbered if number.isdigit())
-    regions = tuple(EmittedRegion(i, f.lineno, _arguments(f), tuple(_kernel_calls(f))) for i, f in named)
-    return EmittedProgram(regions, tuple(_kernel_calls(functions["call"])) if "call" in functions else ())
+    regions = tuple(EmittedRegion(i, f.lineno, _arguments(f), tuple(_kernels(f, functions))) for i, f in named)
+    return EmittedProgram(regions, tuple(_kernels(functions["call"], functions)) if "call" in functions else ())
 
 
 def _arguments(function: ast.FunctionDef) -> tuple[str, ...]:
@@ -122,13 +126,27 @@ def _arguments(function: ast.FunctionDef) -> tuple[str, ...]:
     return ()
 
 
+def _kernels(code: ast.AST, functions: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
+    """As ``_kernel_calls``; of a branch or loop, those of its bodies, which are among ``functions``."""
+    for call, name in _named_calls(code):
+        if not name.startswith("hop."):
+            yield name
+            continue
+        for body in (each.id for each in call.args if isinstance(each, ast.Name) and each.id in functions):
+            yield from _kernels(functions[body], functions)
+
+
 def _kernel_calls(code: ast.AST) -> Iterator[str]:
     """The kernels and operators that ``code`` calls, by name, in the order of its text."""
+    return (name for _, name in _named_calls(code))
+
+
+def _named_calls(code: ast.AST) -> Iterator[tuple[ast.Call, str]]:
     calls = [n for n in ast.walk(code) if isinstance(n, ast.Call)]
     for call in sorted(calls, key=lambda c: (c.lineno, c.col_offset)):
         name = _kernel_name(ast.unparse(call.func))
         if name:
-            yield name
+            yield call, name
 
 
 def _kernel_name(called: str) -> str | None:
@@ -136,6 +154,8 @@ def _kernel_name(called: str) -> str | None:
     root, _, rest = called.partition(".")
     if root.startswith(("cpp_", "triton_")) or rest == "run":
         return root
+    if root == CONTROL:
+        return f"hop.{rest}"
     if root == "extern_kernels":
         return called
     if called.startswith(("aten.", "torch.ops.", "inductor_ops.", "_quantized.")):

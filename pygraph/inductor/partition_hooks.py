@@ -29,7 +29,7 @@ from pygraph.frontend.effects import DRAWS, tags_of
 from pygraph.frontend.lift import lift
 from pygraph.frontend.names import op_name
 from pygraph.inductor.decision import BARRIER, RNG, Decision, Placed
-from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
+from pygraph.inductor.emitted import CONTROL, PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.inductor.lineage import Lineage, following
 from pygraph.inductor.rewrites import SENT_EARLY
 from pygraph.ir import CAPTURABLE, CONSTANT, EAGER, REASON, base_name
@@ -443,6 +443,42 @@ def _generate(_hooks: PartitionHooks, generate: Method, scheduler: Any, nodes: l
     generate(scheduler, nodes)
 
 
+def _decide(_hooks: PartitionHooks, write: Method, wrapper: Any, branch: Any) -> None:
+    if not _is_of_tensors(branch):
+        write(wrapper, branch)
+        return
+    if hasattr(branch, "true_subgraph"):
+        decides, bodies = branch.predicate, (branch.true_subgraph, branch.false_subgraph)
+    else:  # from torch 2.14 on
+        decides, bodies = branch.selector, branch.branches[::-1]
+    predicate, name = decides.codegen_reference(), branch.get_name()
+    functions = [_defined(wrapper, each) for each in bodies]
+    wrapper.writeline(f"{name}_args = [{', '.join(each.codegen_reference() for each in branch.operands)}]")
+    wrapper.writeline(f"{name} = {CONTROL}.cond({predicate}, {', '.join(functions)}, {name}_args)")
+    compat.inductor_virtualized.graph.scheduler.free_buffers()
+    wrapper.writeline(f"del {name}_args")
+
+
+def _repeat(_hooks: PartitionHooks, write: Method, wrapper: Any, loop: Any, stacked: bool = False) -> None:
+    if stacked or not _is_of_tensors(loop):
+        write(wrapper, loop, stacked)
+        return
+    functions = [_defined(wrapper, each) for each in (loop.cond_subgraph, loop.body_subgraph)]
+    carried, given = (
+        ", ".join(each.codegen_reference() for each in values)
+        for values in (loop.carried_inputs, loop.additional_inputs)
+    )
+    call = f"{CONTROL}.while_loop({', '.join(functions)}, [{carried}], [{given}])"
+    wrapper.writeline(f"{loop.get_name()} = {call}")
+
+
+def _defined(wrapper: Any, subgraph: Any) -> str:
+    """The name of the function of a subgraph, in the program that is written."""
+    wrapper.add_import_once(f"from pygraph.runtime import control as {CONTROL}")
+    wrapper.codegen_subgraph_common(subgraph)
+    return str(subgraph.graph.name)
+
+
 class Replacement(NamedTuple):
     """A method of Inductor's that is replaced.
 
@@ -451,15 +487,17 @@ class Replacement(NamedTuple):
         method: its name
         by: called in its place with the hooks, the method itself, and the method's arguments
         purpose: what becomes of the program
+        inside: subgraphs are written by it as well
     """
 
     owner: Any
     method: str
     by: Method
     purpose: str
+    inside: bool = False
 
 
-_LOWERING, _SCHEDULER = compat.GraphLowering, compat.Scheduler
+_LOWERING, _SCHEDULER, _WRAPPER = compat.GraphLowering, compat.Scheduler, compat.PythonWrapperCodegen
 
 REPLACEMENTS = (
     Replacement(_LOWERING, "run_node", _lower, "values that leave an exact region are buffers"),
@@ -471,6 +509,11 @@ REPLACEMENTS = (
     Replacement(_SCHEDULER, "get_graph_partition_signature", _sign, "partitions take a buffer that several write into"),
     Replacement(_SCHEDULER, "_codegen_partition_wrapper", _call, "that buffer is allocated before the first of them"),
     Replacement(_SCHEDULER, "_codegen", _generate, "programs and partitions check the sizes of their inputs"),
+    *(
+        Replacement(_WRAPPER, method, by, "a capture runs all bodies, and replays have the device decide", inside=True)
+        for method, by in ((compat.BRANCH_CODEGEN, _decide), ("codegen_while_loop", _repeat))
+        if compat.CONTROL_FLOW
+    ),
 )
 """In the order in which Inductor calls them."""
 
@@ -480,15 +523,15 @@ def _install() -> None:
     """Replace the methods, once for the process: threads compile side by side."""
     for replaced in REPLACEMENTS:
         original = getattr(replaced.owner, replaced.method)
-        setattr(replaced.owner, replaced.method, _answering(original, replaced.by))
+        setattr(replaced.owner, replaced.method, _answering(original, replaced.by, replaced.inside))
 
 
-def _answering(original: Method, by: Method) -> Method:
+def _answering(original: Method, by: Method, inside: bool) -> Method:
     """The method in whose place ``by`` is called while hooks are active."""
 
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        hooks = _listener()
+        hooks = _active.get() if inside else _listener()
         return original(*args, **kwargs) if hooks is None else by(hooks, original, *args, **kwargs)
 
     return method
@@ -732,7 +775,7 @@ def _uncapturable_structure(part: Any, device: str) -> str | None:
     node = part.node
     if isinstance(node, compat.DeviceCopy):
         return "device-copy"
-    if isinstance(node, (compat.Conditional, compat.WhileLoop)):
+    if isinstance(node, (compat.Conditional, compat.WhileLoop)) and not (compat.CONTROL_FLOW and _is_of_tensors(node)):
         return "control-flow"
     if isinstance(node, compat.DynamicScalar):
         return "host-read"
@@ -742,6 +785,20 @@ def _uncapturable_structure(part: Any, device: str) -> str | None:
     if where is not None and where.type != device:
         return "unsupported-device"
     return None
+
+
+def _is_of_tensors(node: Any) -> bool:
+    """True if a branch returns tensors alone, or a loop carries these alone, none of which it writes in place."""
+    if getattr(node, "unbacked_bindings", None) or not all(
+        isinstance(each, compat.MultiOutput) for each in node.outputs
+    ):
+        return False
+    if isinstance(node, compat.Conditional):
+        return bool(getattr(node, "is_cond", True))  # from torch 2.14 on, one class has torch.switch as well
+    carried = [getattr(each, "get_name", str)() for each in node.carried_inputs]
+    return all(hasattr(each, "get_layout") for each in node.carried_inputs) and not any(
+        name in carried for output in node.get_outputs() for name in output.get_mutation_names()
+    )
 
 
 def _draws(node: Any) -> bool:

@@ -31,13 +31,15 @@ class _Copy:
     there: Bytes
 
 
-def without_copies(program: Program) -> Program:
-    """An undecided ``program`` without copies that are not needed. No two of its arguments share memory."""
+def without_copies(program: Program, targets: Collection[int] | None = None) -> Program:
+    """An undecided ``program`` without copies that are not needed, to the arguments ``targets`` (None: any). None of
+    these shares memory with another argument."""
     recording, slots, _ = rename(program.recording, program.slots)
     dropped = list[int]()
     for launch in recording.launches:
         copy = _copy_of(launch, recording, slots, program.alignment)
-        if copy is not None and _may_go(copy, recording, slots, dropped):
+        wanted = copy is not None and (targets is None or copy.target[1] in targets)
+        if copy is not None and wanted and _may_go(copy, recording, slots, dropped):
             recording, slots = _forwarded(copy, recording, slots)
             dropped.append(launch.index)
     if not dropped:
@@ -161,6 +163,6 @@ def _without(recording: Recording, dropped: Collection[int]) -> tuple[Recording,
     launches = (replace(each, index=numbers[each.index]) for each in recording.launches if kept[each.index])
     allocations = (replace(each, born=numbers[each.born]) for each in recording.allocations)
     phases = tuple(phase for index, phase in enumerate(recording.phases) if kept[index])
-    payload = None if recording.payload is None else recording.payload.without(gone)
+    payload = recording.payload and recording.payload.part([i for i, keeps in enumerate(kept) if keeps])
     made = replace(recording, launches=tuple(launches), allocations=tuple(allocations), phases=phases, payload=payload)
     return made, numbers

@@ -5,21 +5,17 @@ before:  l0 l1 l2, once        after:  l0 = while { l0 l1 l2 }, without copies t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pygraph.errors import CaptureError
+from pygraph.program.bodies import as_body, owner_of
 from pygraph.program.copies import without_copies
-from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, as_captured, placed
-from pygraph.program.dependences import accesses_of
-from pygraph.program.nested import ARGUMENTS, CONTROL, DECIDES, WORKSPACE
+from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, as_captured
 from pygraph.program.program import Program, Slot
-from pygraph.program.recording import Allocation, AllocationKind, Launch, LaunchKind, OutputKind, Use
+from pygraph.program.recording import Allocation, AllocationKind, LaunchKind
 
 _WORKSPACE_ADDRESS = 1 << 62
 """Where the workspace of a loop lies in its program: at no address of the process."""
 
-_Key = tuple[AllocationKind, int]
 _INPUT, _POOL, _CONSTANT = AllocationKind.INPUT, AllocationKind.POOL, AllocationKind.CONSTANT
 
 
@@ -48,69 +44,15 @@ class LoopPasses:
 def looped(program: Program, control: int) -> Program:
     """``program`` as the body of a loop, which its argument ``control`` decides on: count, limit and stop. Raises
     CaptureError (``host-loop``) for one that needs the host."""
-    body, recording = _body_of(program), program.recording
+    body, recording = as_body(program, "host-loop"), program.recording
     inputs = {each.index: each for each in recording.allocations if each.kind is _INPUT}
     constants = [each for each in recording.allocations if each.kind is _CONSTANT]
     nbytes = body.layout.nbytes
     memory = Allocation(_POOL, 0, _WORKSPACE_ADDRESS, nbytes) if nbytes else None
     given = [inputs[control], memory, *(inputs.get(index) for index in range(1 + max(inputs)))]
-    words = [0 if each is None or not each.nbytes else each.address for each in given]
-    uses = _uses(body, given, constants)
-    writes = body.written | {control}
-    launch = Launch(
-        0,
-        LaunchKind.WHILE,
-        "loop",
-        (*words, *(each.address for each in constants)),
-        tuple((each.kind, each.name, each.signature) for each in recording.launches),
-        uses,
-        random=any(each.random for each in recording.launches),
-        read_only=frozenset() if uses is not None else frozenset(e.key for i, e in inputs.items() if i not in writes),
-        nondeterministic=any(each.nondeterministic for each in recording.launches),
-        bodies=(body,),
-    )
-    slots = [Slot(0, word, *each.key, 0) for word, each in enumerate(given) if each is not None and words[word]]
+    launch = owner_of(LaunchKind.WHILE, "loop", [body], given, constants)
+    slots = [Slot(0, word, *each.key, 0) for word, each in enumerate(given) if each is not None and each.nbytes]
     allocations = (*inputs.values(), *([memory] if memory else []), *constants)
     made = replace(recording, launches=(launch,), allocations=allocations, phases=())
     facts = {"held": program.held, "lent": program.lent, "name": program.name, "alignment": program.alignment}
     return as_captured(made, tuple(slots), **facts, notes=program.notes)
-
-
-def _body_of(program: Program) -> Program:
-    """``program`` as a body. Raises CaptureError (``host-loop``)."""
-    recording = program.recording
-    for launch in recording.launches:
-        if launch.eager is not None or launch.collective:
-            said = f"{launch.name} is called by the host" if launch.eager else f"{launch.name} talks to other ranks"
-            raise CaptureError("host-loop", said, launch=launch.index)
-    if any(output.kind is OutputKind.FRESH for output in recording.outputs):
-        raise CaptureError("host-loop", "an iteration returns memory of its own")
-    if len(program.steps) > 1:
-        program, _ = placed(program)
-    steps = tuple(replace(step, dead=()) for step in program.steps)
-    body = replace(program, recording=replace(recording, outputs=()), steps=steps, name="body")
-    return replace(body, held=frozenset(), lent=frozenset(), notes=())
-
-
-def _uses(body: Program, given: Sequence[Allocation | None], constants: Sequence[Allocation]) -> tuple[Use, ...] | None:
-    """Uses of a loop by word: the whole of each allocation that its body accesses; None if it may access any. Written
-    ones are read as well: they keep their contents where no iteration runs."""
-    found: dict[_Key, tuple[bool, bool]] = {}
-    for accesses, launch in zip(accesses_of(body.recording, body.slots), body.recording.launches, strict=True):
-        if accesses is None:
-            return None
-        read = {slot.key for slot in body.slots if slot.launch == launch.index and launch.may_read(slot.word)}
-        for access in accesses:
-            reads, writes = found.get(access.key, (False, False))
-            now = access.reads and (launch.uses is None or access.key in read or access.key[0] is _CONSTANT)
-            found[access.key] = reads or now or access.writes, writes or access.writes
-    uses = [Use(DECIDES, 0, CONTROL, reads=True, writes=True)]
-    if given[WORKSPACE] is not None:
-        uses.append(Use(WORKSPACE, 0, body.layout.nbytes, reads=True, writes=True))
-    for word, each in enumerate(given[ARGUMENTS:], ARGUMENTS):
-        if each is not None and each.nbytes and each.key in found:
-            uses.append(Use(word, 0, each.nbytes, *found[each.key]))
-    fixed = [access for key, access in found.items() if key[0] is _CONSTANT]
-    for word, each in enumerate(constants if fixed else (), len(given)):
-        uses.append(Use(word, 0, each.nbytes, reads=True, writes=any(writes for _, writes in fixed)))
-    return tuple(uses)

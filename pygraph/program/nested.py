@@ -17,13 +17,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pygraph.program.program import Program, Slot
-from pygraph.program.recording import Access, AllocationKind, Launch
+from pygraph.program.recording import Access, AllocationKind, Launch, LaunchKind
 
 DECIDES, WORKSPACE, ARGUMENTS = 0, 1, 2
 """The words of a launch with bodies: of what decides, of the workspace, and the first one of an argument."""
 
 CONTROL = 24
 """Bytes that a loop is decided by; one of a branch."""
+
+
+def decided_by(kind: LaunchKind) -> int:
+    """How many bytes decide on a launch of a ``kind`` that owns bodies."""
+    return CONTROL if kind is LaunchKind.WHILE else 1
+
 
 _Key = tuple[AllocationKind, int]
 

@@ -6,7 +6,7 @@ Drivers produce it; ``slots`` compares two of them; ``layout`` places their inte
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
@@ -433,8 +433,29 @@ class PythonCall:
 class Payload(Protocol):
     """A driver's own handle on a recording."""
 
-    def without(self, dropped: frozenset[int]) -> Payload:
-        """That of a recording without the launches ``dropped``."""
+    def part(self, launches: Sequence[int | None]) -> Payload:
+        """That of a recording of some of the launches, in their order; None stands for one that has bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A loop or branch of which each body was captured once, one behind the other.
+
+    Args:
+        kind: WHILE, or IF
+        decides: address of what decides (``nested``)
+        bounds: the first launch of each body, and the one behind the last body
+        names: those of the bodies
+    """
+
+    kind: LaunchKind
+    decides: int
+    bounds: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def moved(self, first: int) -> Nest:
+        """This one, whose first launch is number ``first``."""
+        return replace(self, bounds=tuple(bound - self.bounds[0] + first for bound in self.bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,6 +482,8 @@ class Recording:
     """The calls of operators written in Python, in order. A replay runs none of their bodies."""
     device: str = "cpu"
     """The kind of device that it was captured on."""
+    nests: tuple[Nest, ...] = ()
+    """Loops and branches whose bodies are among the launches, each one before that around it."""
 
     def owner(self, output: Output) -> tuple[AllocationKind, int] | None:
         """Whose memory an output shows, if that is the region's or an argument's."""

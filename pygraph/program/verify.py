@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pygraph.errors import ProgramError
 from pygraph.program.dependences import accesses_of, chains
-from pygraph.program.nested import ARGUMENTS, CONTROL, DECIDES, WORKSPACE, outside
+from pygraph.program.nested import ARGUMENTS, DECIDES, WORKSPACE, decided_by, outside
 from pygraph.program.order import Order
 from pygraph.program.program import EagerStep, NonPointerWord, Program, Slot, returned_by_calls, used_by_calls
 from pygraph.program.recording import (
@@ -267,7 +267,7 @@ def _bodies(facts: _Facts) -> Iterator[Violation]:
         if not launch.bodies:
             continue
         slot, repeats = facts.slots.get((launch.index, DECIDES)), launch.kind is LaunchKind.WHILE
-        nbytes = CONTROL if repeats else 1
+        nbytes = decided_by(launch.kind)
         if slot is None or not 0 <= slot.offset <= facts.allocations[slot.key].nbytes - nbytes:
             yield launch, f"is decided by {nbytes} bytes, to which its first word does not point"
         elif not launch.may_read(DECIDES) or (repeats and not launch.may_write(DECIDES, slot.key)):

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, undecided
+from pygraph.program.default import DEFAULT_PASSES, LaunchPasses, placed, undecided
+from pygraph.program.fold import folded
+from pygraph.program.loops import LoopPasses
 from pygraph.program.program import Program
 from pygraph.program.recording import Allocation, AllocationKind, Recording
 from pygraph.program.verify import stray_uses
@@ -29,11 +31,13 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """An executable, the program that it came from, and how its slots were found."""
+    """An executable, the program that it came from, how its slots were found, and the names of bodies in it of which a
+    call may run others than the next one."""
 
     executable: Executable
     program: Program
     table: SlotTable
+    bodies: frozenset[str] = frozenset()
 
 
 def capture(
@@ -72,8 +76,14 @@ def capture(
     for launch, said in stray_uses(first, found.slots):
         return Refusal.at(launch, "outside-allocation", said)
     captured = undecided(first, found.slots, non_pointers=found.non_pointers, **facts)
+    if first.nests:
+        within = launch_passes.passes if isinstance(launch_passes, LoopPasses) else launch_passes
+        captured = folded(captured, within, order)
     program = launch_passes(captured, order)
-    return Captured(driver.instantiate(program), program, found)
+    if first.nests and len(program.steps) > 1 and not program.calls:
+        program, _ = placed(program)
+    bodies = frozenset(name for nest in first.nests for name in nest.names)
+    return Captured(driver.instantiate(program), program, found, bodies)
 
 
 def _captured_twice(

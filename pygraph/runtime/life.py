@@ -37,6 +37,7 @@ from pygraph.runtime.asked import is_asked
 from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contest import DEPENDENCES, PATIENCE, PROGRAM, Contest, Decision, kept_path, read
 from pygraph.runtime.contract import Driver, Executable, uses
+from pygraph.runtime.control import watching
 from pygraph.runtime.critical import interruptible
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
@@ -381,17 +382,18 @@ class Lives:
         or an uncaptured run. The verdict comes without outputs."""
         subject = self.subject
         try:
-            verdict = compare(
-                subject.fn,
-                subject.driver,
-                made.executable,
-                call.args,
-                made.program,
-                partial(interruptible, answer or partial(self._run_timed, variant)),
-                odd=self._odd is not None,
-                together=together,
-                exempt=subject.options.exempt,
-            )
+            with watching() as ran:
+                verdict = compare(
+                    subject.fn,
+                    subject.driver,
+                    made.executable,
+                    call.args,
+                    made.program,
+                    partial(interruptible, answer or partial(self._run_timed, variant)),
+                    odd=self._odd is not None,
+                    together=together,
+                    exempt=subject.options.exempt,
+                )
         except BaseException as error:
             made.executable.close()
             variant.ran = 0
@@ -399,6 +401,7 @@ class Lives:
             raise
         call.args.clear()
         call.outputs = verdict.outputs
+        variant.unseen = made.bodies - ran
         self._compared(variant, verdict)
         if answer is None:
             self.record.count_uncaptured()
@@ -516,7 +519,8 @@ class Lives:
         program = made.program
         checks = self.subject.options.verify_every
         replay: Replay = made.executable.replay
-        variant.checked = Checked(program, tolerant) if checks else None
+        unseen = set(variant.unseen)
+        variant.checked = Checked(program, tolerant, unseen=unseen) if checks or unseen else None
         voted = self._voted_on(program)
         self.table.install(variant, self.timed(variant, replay), made.executable)
         if self.left is not None:  # maybe by another thread, before there was anything to free
@@ -600,7 +604,8 @@ class Lives:
 
     def is_to_be_verified(self, checked: Checked) -> bool:
         """True if the next replay is to be compared."""
-        return checked.unverified + 1 >= self.subject.options.verify_every
+        every = self.subject.options.verify_every
+        return bool(checked.unseen) or (every > 0 and checked.unverified + 1 >= every)
 
     def verify(self, variant: Variant, checked: Checked, args: list[Any]) -> Sequence[Any] | None:
         """Answer a call by running uncaptured what is captured, and hold a replay against that; None, with nothing
@@ -610,18 +615,27 @@ class Lives:
         (executable,) = variant.held or (None,)
         if executable is None:
             return None
-        verdict = verify(
-            self.record.name,
-            self.subject.fn,
-            self.subject.driver,
-            executable,
-            args,
-            checked.program,
-            tolerant=checked.tolerant,
-            odd=self._odd is not None,
-            exempt=self.subject.options.exempt,
-        )
+        looks = bool(checked.unseen)  # else a wrong replay is an error
+        with watching() as ran:
+            verdict = (compare if looks else partial(verify, self.record.name))(
+                self.subject.fn,
+                self.subject.driver,
+                executable,
+                args,
+                checked.program,
+                tolerant=checked.tolerant,
+                odd=self._odd is not None,
+                exempt=self.subject.options.exempt,
+            )
         args.clear()
+        if verdict.refusal is None:
+            checked.unseen -= ran
+        elif looks and reason_of(verdict.refusal.reason).lasting is Lasting.REGION:
+            self.note(verdict.refusal)
+            self.retire(verdict.refusal)
+            self.record.count_uncaptured()
+            return verdict.outputs
+        self._look_less(variant, checked)
         chance = verdict.refusal is not None and verdict.refusal.reason == ODD_REPLAY
         checked.unverified = self.subject.options.verify_every if chance else 0  # if it was chance, the next call says
         self._compared(variant, verdict, verified=True)
@@ -632,6 +646,16 @@ class Lives:
             self.note(Refusal("unverified", str(verdict.refusal)))
             self.record.count_uncaptured()
         return verdict.outputs
+
+    def _look_less(self, variant: Variant, checked: Checked) -> None:
+        """One call less is compared for bodies that no compared call ran; after the last one, they are replayed all the
+        same, and the report says so."""
+        checked.looks -= bool(checked.unseen)
+        if checked.unseen and not checked.looks:
+            self.add_notes(*(f"{name} was replayed before a call ran it that was compared" for name in checked.unseen))
+            checked.unseen.clear()
+        if not checked.unseen and not self.subject.options.verify_every:
+            variant.checked = None
 
     # -- another order of launches -------------------------------------------------------------------------------------
 

@@ -107,6 +107,11 @@ _GROUPS = {
         "an operator does what a graph, or this driver, cannot hold",
         "move the operator out of the compiled function, or use one that stays on the device",
     ),
+    "control-flow": Reason(
+        Lasting.SIZES,
+        "a body of torch.cond or torch.while_loop does what only the host can",
+        "move the call out of the body, or out of the compiled function",
+    ),
     "host-loop": Reason(
         Lasting.SIZES,
         "an iteration of a loop needs the host",

@@ -313,6 +313,8 @@ def _unstable(first: Recording, second: Recording) -> Refusal | None:
             return Refusal.at(a, "unstable-launches", f"launch {a.index} was {a.name}, then {b.name}")
         if any(getattr(a, fact) != getattr(b, fact) for fact in ("signature", "geometry", "uses", "random")):
             return Refusal.at(a, "unstable-launches", f"launch {a.index} did not do the same twice")
+    if [(each.kind, each.bounds) for each in first.nests] != [(each.kind, each.bounds) for each in second.nests]:
+        return Refusal("unstable-launches", "loops and branches have other bodies in the second capture")
     if first.phases != second.phases:
         return Refusal("unstable-order", "the same launches are put in another order by the second capture")
     doubt = _unstable_allocations(first, second)

@@ -9,7 +9,7 @@ import inspect
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias, TypeGuard, TypeVar
 
@@ -34,6 +34,9 @@ LONGEST_WAIT = (64, 30.0)
 
 _TRIES = 8
 """Captures in a row that are refused for what may or may not pass, before a variant is left uncaptured for good."""
+
+LOOKS = 4
+"""Calls that are compared for bodies of a branch or loop that no compared call ran, at most."""
 
 _SCALARS = (int, float, bool)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -164,11 +167,15 @@ class Checked:
         program: what it replays
         tolerant: whether it was accepted within a tolerance
         unverified: replays since the last one that was compared
+        unseen: names of its bodies that no call ran which was compared
+        looks: how many more calls are compared for them
     """
 
     program: Program
     tolerant: bool
     unverified: int = 0
+    unseen: set[str] = field(default_factory=set)
+    looks: int = LOOKS
 
 
 def is_alive(life: Life | None) -> TypeGuard[Life]:
@@ -219,6 +226,7 @@ class Variant:
         contest: what times its calls in two orders
         shared: its replays send captured collectives
         counted: the region's captures include what it is replayed by
+        unseen: names of bodies of what was captured last that the call which compared it did not run
     """
 
     ran = 0
@@ -238,6 +246,7 @@ class Variant:
     contest: Contest | None = None
     shared = False
     counted = False
+    unseen: frozenset[str] = frozenset()
 
     def __init__(self, key: Hashable, signature: Hashable, wanted: int) -> None:
         self.key, self.signature, self.wanted = key, signature, wanted

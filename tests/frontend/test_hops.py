@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
 from torch._ops import HigherOrderOperator
 
+from pygraph import compat
 from pygraph.frontend import hops
 from pygraph.ir import PURE, TAGS, Effects, GraphRef
 from pygraph.ir.annotations import REASON
@@ -34,15 +35,28 @@ def body(build: Callable[[Builder, fx.Node, fx.Node], Any]) -> fx.GraphModule:
 # -- control flow ------------------------------------------------------------------------------------------------------
 
 
-def test_a_branch_on_a_tensor_is_decided_by_the_host() -> None:
+def test_a_branch_on_a_tensor_is_decided_by_replays() -> None:
     def step(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda v: v.sin() + 1, lambda v: v.cos(), (x,))
 
     graph = lift_inference(step, torch.randn(4))
     cond = only(graph, "hop.cond")
-    assert cond.effects == Effects(sync=True)
+    assert cond.effects == PURE
     assert [arg for arg in cond.args if isinstance(arg, GraphRef)] == [GraphRef(name) for name in graph.subgraphs]
     assert [len(sub) for sub in graph.subgraphs.values()] == [2, 1]
+
+
+@pytest.mark.parametrize("missing", ["symbols", "nodes"])
+def test_the_host_decides_without_what_replays_need(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    if missing == "symbols":
+        monkeypatch.setattr(compat, "CONTROL_FLOW", False)
+    monkeypatch.setattr(hops, "has_conditionals", lambda: missing != "nodes")
+    builder = Builder()
+    x, flag = builder.input("x", builder.fake(4, device="cuda")), builder.input("flag", builder.fake(device="cuda"))
+    identity = body(lambda b, x, y: b.call(aten.sin.default, (x,), b.fake(4)))
+    then, otherwise = builder.attribute("then", identity), builder.attribute("otherwise", identity)
+    call = builder.call(higher_order.cond, (flag, then, otherwise, (x, x)), (builder.fake(4, device="cuda"),))
+    assert builder.lift(call).nodes[0].effects == Effects(sync=True)
 
 
 @pytest.mark.skipif(not hasattr(torch._higher_order_ops, "switch"), reason="torch 2.14 brings it")
@@ -71,7 +85,7 @@ def test_a_loop_may_return_what_it_was_given() -> None:
         return torch._higher_order_ops.while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x * 2), (i, x))
 
     loop = only(lift_inference(step, torch.randn(4), torch.tensor(0)), "hop.while_loop")
-    assert loop.effects == Effects(aliases=((0, 0), (1, 1)), sync=True)
+    assert loop.effects == Effects(aliases=((0, 0), (1, 1)))
 
 
 # -- subgraphs ---------------------------------------------------------------------------------------------------------

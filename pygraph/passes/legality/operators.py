@@ -84,7 +84,7 @@ _NAMES: dict[Entry | None, str] = {
     Entry("unsafe-operator", "works on sparse tensors"): "aten._sparse_* sparse.*",
     Entry("unsafe-operator", "makes sparse tensors"): "aten._to_sparse* aten.to_sparse*",
     Entry("control-flow", "chooses on the host which of its subgraphs runs, or how often"): """
-        hop.cond hop.map hop.map_impl hop.scan hop.switch hop.while_loop hop.while_loop_stack_output
+        hop.map hop.map_impl hop.scan hop.switch hop.while_loop_stack_output
     """,
     Entry("rng-state", "saves or restores the random state on the host"): """
         hop.run_and_save_rng_state hop.run_dtensor_rng_op hop.run_with_rng_state
@@ -95,11 +95,13 @@ _NAMES: dict[Entry | None, str] = {
     """,
     # judged by what they run: a kernel, an operator (by name), or subgraphs (by node)
     None: """
-        hop.associative_scan hop.auto_functionalized hop.auto_functionalized_v2 hop.control_deps hop.flex_attention
+        hop.associative_scan hop.auto_functionalized hop.auto_functionalized_v2 hop.cond hop.control_deps
+        hop.flex_attention
         hop.flex_attention_backward hop.foreach_map hop.graphsafe_run_with_rng_state hop.hints_wrapper
         hop.inline_asm_elementwise hop.invoke_quant hop.invoke_quant_packed hop.invoke_subgraph hop.local_map_hop
         hop.out_dtype hop.run_const_graph hop.strict_mode hop.tag_activation_checkpoint
-        hop.triton_kernel_wrapper_functional hop.triton_kernel_wrapper_mutation hop.wrap hop.wrap_activation_checkpoint
+        hop.triton_kernel_wrapper_functional hop.triton_kernel_wrapper_mutation hop.while_loop hop.wrap
+        hop.wrap_activation_checkpoint
         hop.wrap_with_autocast hop.wrap_with_set_grad_enabled
     """,
 }

@@ -18,7 +18,7 @@ forbidden: the option 'forbid' of the legality pass names the operator
   - take the operator off the list to have it captured
 barrier: nothing may move across the node, so nothing can be captured together with it
   - move the call out of the compiled function
-control-flow: which kernels run depends on data, and a captured region launches the same ones each time
+control-flow: which kernels run depends on data, in a way that a replay cannot decide
   - use torch.where, or a Python branch on a value that is known when the function is compiled
 host-code: the node runs code on the host that a replay would not run again
   - move the call out of the compiled function

@@ -104,6 +104,7 @@ def _objections(node: KernelNode, target: Target) -> Iterator[Objection]:
     yield from _known(node, node.op, target)
     if node.op.startswith("hop."):
         yield from _inner(node, target)
+        yield from _decided(node)
     if "cudagraph_unsafe" in (node.meta.get(TAGS) or "").split(","):
         yield Objection("cudagraph-unsafe-tag", f"{node.op} has the tag cudagraph_unsafe", eager=True)
     yield from _device_copies(node)
@@ -151,6 +152,12 @@ def _inner(node: KernelNode, target: Target) -> Iterator[Objection]:
         for inner in graph.nodes:
             for found in _objections(inner, target.within(graph)):
                 yield Objection("subgraph", f"{node.op} runs %{inner.name} of @{reference.name}: {found.detail}")
+
+
+def _decided(node: KernelNode) -> Iterator[Objection]:
+    """Bodies that the device chooses. How far the generator is advanced is for the host to know."""
+    if node.op in ("hop.cond", "hop.while_loop") and node.effects.rng is not None:
+        yield Objection("control-flow", f"{node.op} draws random numbers, as often as the data says")
 
 
 def _by_arguments(node: KernelNode) -> Iterator[Objection]:

@@ -13,7 +13,10 @@ from typing import Any
 
 from pygraph.errors import CaptureError
 
-__all__ = ["add_conditional", "add_edges", "call", "load", "read_edges", "replace_edges", "succeeded"]
+__all__ = [
+    *("add_conditional", "add_edges", "call", "has_conditionals", "load", "read_edges", "replace_edges"),
+    "succeeded",
+]
 
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
@@ -98,6 +101,22 @@ class _ConditionalParams(ctypes.Structure):
 
 _CONDITIONAL = 13
 """CU_GRAPH_NODE_TYPE_CONDITIONAL."""
+
+
+_WITH_ELSE = 12_080
+"""CUDA version (12.8) from which on a branch may have two bodies."""
+
+
+@functools.cache
+def has_conditionals() -> bool:
+    """True if the CUDA driver has conditional nodes, with two bodies."""
+    version = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+        made = hasattr(load(), "cuGraphConditionalHandleCreate")
+    except (OSError, AttributeError, CaptureError):
+        return False
+    return made and not failed and version.value >= _WITH_ELSE
 
 
 def add_conditional(graph: int, context: int, handle: int, *, loop: bool, bodies: int) -> tuple[int, list[int]]:

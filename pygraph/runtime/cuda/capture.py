@@ -21,12 +21,21 @@ from pygraph.compat import clear_cublas_workspaces, storage_from_address
 from pygraph.errors import CaptureError
 from pygraph.program.recording import Allocation, AllocationKind, Launch, Recording
 from pygraph.runtime.calls import OperatorCall
+from pygraph.runtime.control import Bodies
 from pygraph.runtime.critical import only_capture, unbroken
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas, with_unowned
 from pygraph.runtime.cuda.bindings import call, read_edges
 from pygraph.runtime.cuda.nodes import EventNode, Node, handles, read_nodes
 from pygraph.runtime.cuda.phases import phases_of
-from pygraph.runtime.cuda.spans import EagerCalls, Observer, calls_operators, observing, with_calls, with_eager
+from pygraph.runtime.cuda.spans import (
+    EagerCalls,
+    Observer,
+    calls_operators,
+    observing,
+    run_inside,
+    with_calls,
+    with_eager,
+)
 from pygraph.runtime.eager import RecordedCall, record_call
 from pygraph.runtime.observe import SCALARS, describe_outputs, run_region
 from pygraph.runtime.provenance import merged
@@ -54,10 +63,13 @@ class CudaCapture:
     kept: tuple[object, ...]
     lease: ArenaLease
     random_memory: tuple[int, int] = (0, 0)
+    chained: bool = False
+    """Its launches wait for the one before each: the graph does not know all of them."""
 
-    def without(self, dropped: frozenset[int]) -> CudaCapture:
-        """As ``Payload.without``: the graph still has all nodes."""
-        return replace(self, nodes=tuple(node for index, node in enumerate(self.nodes) if index not in dropped))
+    def part(self, launches: Sequence[int | None]) -> CudaCapture:
+        """As ``Payload.part``: the graph still has all nodes."""
+        nodes = tuple(None if launch is None else self.nodes[launch] for launch in launches)
+        return replace(self, nodes=nodes, chained=self.chained or None in launches)
 
 
 def payload_of(recording: Recording) -> CudaCapture:
@@ -153,6 +165,10 @@ def _stand_ins(arena: Arena, device: int, args: Sequence[Any]) -> tuple[tuple[An
     return tuple(made), allocations
 
 
+def _storage_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
 # -- one capture ------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +192,7 @@ class _Attempt:
         lease.idle = self._session.idle
         calls = self._eager_calls(frozenset(eager), collectives)
         self._observer = Observer(self._session.nodes, device.native.wipe_stack, calls)
+        self._bodies = Bodies(self._session.nodes, run_inside, torch.Tensor.data_ptr, _storage_of)
         self._random = (0, 0)
 
     def record(self) -> Recording:
@@ -228,7 +245,7 @@ class _Attempt:
             with _recording(graph, self._session, self._device):
                 seed, offset, _ = self._device.native.random_memory(self._device.index)
                 self._random = int(seed), int(offset)
-                with observing(self._observer, self._fn) as region:
+                with observing(self._observer, self._fn) as region, self._bodies.noted():
                     return region(list(self._arguments))
 
         def explain(error: Exception) -> tuple[str, str]:
@@ -269,6 +286,7 @@ class _Attempt:
         facts = (merged.launches, merged.allocations, outputs, payload, sensitive, ALIGNMENT)
         python = tuple(self._observer.python)
         more: dict[str, Any] = {"phases": merged.phases, "python": python, "device": "cuda"}
+        more["nests"] = tuple(each.moved(merged.place(each.bounds[0])) for each in self._bodies.nests)
         return Recording(*facts, out_of_range_pointers=True, scratch=scratch, **more)
 
     def _eager_calls(self, chosen: Collection[str], collectives: bool) -> EagerCalls:

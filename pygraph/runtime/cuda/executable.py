@@ -271,6 +271,7 @@ def _native_region(
             segments=[(part.graph, part.instance) for part in parts],
             nodes=list(made.values()),
             advancing=(0, 0),
+            advances=False,
             stop=None,
         )
     except BaseException:

@@ -72,6 +72,7 @@ void bind(py::module_& m) {
               const Segments&,
               Nodes,
               std::pair<uintptr_t, uintptr_t>,
+              bool,
               std::shared_ptr<Stop>>(),
           py::arg("described"),
           py::kw_only(),
@@ -82,6 +83,7 @@ void bind(py::module_& m) {
           py::arg("segments"),
           py::arg("nodes"),
           py::arg("advancing"),
+          py::arg("advances"),
           py::arg("stop"));
 }
 

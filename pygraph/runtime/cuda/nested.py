@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.program.nested import Path, bodies_of, words_at
-from pygraph.program.program import Program, Slot
+from pygraph.program.program import GraphSegment, Program, Slot, Step
 from pygraph.program.recording import Launch, LaunchKind
 from pygraph.program.verify import verify, verify_edges
 from pygraph.runtime.contract import Executable
@@ -104,38 +105,44 @@ _LAYOUT, _DECIDES = tuple((place, 8) for place in range(0, 48, 8)), ((8, 8),)
 
 
 def make_nested(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
-    """Instantiate ``program``, which has launches with bodies, as one graph. Raises CaptureError."""
+    """Instantiate ``program``, which has launches with bodies, as one graph for each segment. Raises CaptureError."""
     verify(program)
-    if len(program.steps) > 1 or program.calls:
-        raise CaptureError("host-loop", "a loop or branch stands beside calls of the host")
+    if program.calls and any(launch.random for launch in program.recording.launches):
+        raise CaptureError("host-loop", "launches that draw stand beside a loop or branch, and calls of the host")
     payloads = [payload_of(each.recording) for each in (program, *bodies_of(program))]
-    driver = device.driver
+    driver, segments = device.driver, [step for step in program.steps if isinstance(step, GraphSegment)]
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
-        graph, instance = call(driver.cuGraphCreate, 0), None
+        graphs, instances = list[Any](), list[Any]()
         try:
             made = _Nested(device, _drawn(device, program, capture))
-            made.fill(int(graph), program, ())
-            instance = call(driver.cuGraphInstantiate, graph, 0)
             stream = torch.cuda.current_stream()
-            call(driver.cuGraphUpload, instance, driver.CUstream(stream.cuda_stream))
+            for step in segments:
+                graphs.append(call(driver.cuGraphCreate, 0))
+                made.fill(int(graphs[-1]), program, (), range(step.begin, step.end))
+                instances.append(call(driver.cuGraphInstantiate, graphs[-1], 0))
+                call(driver.cuGraphUpload, instances[-1], driver.CUstream(stream.cuda_stream))
             stream.synchronize()  # as ``split``
-            region = made.region(program, capture, (int(graph), int(instance)))
+            owned = [(int(graph), int(instance)) for graph, instance in zip(graphs, instances, strict=True)]
+            region = made.region(program, capture, segments, owned)
         except BaseException:
-            if instance is not None:
+            for instance in instances:
                 call(driver.cuGraphExecDestroy, instance)
-            call(driver.cuGraphDestroy, graph)
+            for graph in graphs:
+                call(driver.cuGraphDestroy, graph)
             raise
-    return Executable(region, [kept for each in payloads for kept in each.kept], nbytes=device_bytes(made.nodes, 1))
+    kept = [kept for each in payloads for kept in each.kept]
+    return Executable(region, kept, nbytes=device_bytes(made.nodes, len(segments)))
 
 
 def _drawn(device: DeviceCapture, program: Program, capture: CudaCapture) -> int:
     """How far an iteration advances the generator. Raises CaptureError (``host-loop``) where not each one is like that:
     of a branch, or a loop within others."""
-    if not any(payload_of(each.recording).random for each in bodies_of(program)):
-        return 0
     launches = program.recording.launches
     alone = len(launches) == len(list(bodies_of(program))) == 1 and launches[0].kind is LaunchKind.WHILE
+    inside = any(launch.random for body in bodies_of(program) for launch in body.recording.launches)
+    if not inside and not (alone and payload_of(launches[0].bodies[0].recording).random):
+        return 0
     if alone and capture.graph is None:
         raise CaptureError("already-instantiated", "a capture makes one executable")
     drawn = int(device.native.advances(capture.graph)) if alone else 0
@@ -167,31 +174,30 @@ class _Nested:
         """All nodes, but for conditional ones."""
         return [node for nodes in self.made.values() for node, _ in nodes]
 
-    def fill(self, graph: int, program: Program, path: Path) -> list[int]:
-        """Add ``program``, the one at ``path``, to a graph that is empty. Returns the nodes that nothing of it waits
-        for."""
+    def fill(self, graph: int, program: Program, path: Path, within: range | None = None) -> list[int]:
+        """Add ``program``, the one at ``path``, or its launches ``within`` alone, to a graph that is empty. Returns the
+        nodes that nothing of these waits for."""
         launches, payload = program.recording.launches, payload_of(program.recording)
         own = [None if launch.bodies else payload.nodes[launch.index] for launch in launches]
         own = with_scratch(program, own)
         anchor_copies(self._driver, program, own)
-        first, last = list[int](), list[int]()  # by launch: what waits for others, and what others wait for
-        for launch, node in zip(launches, own, strict=True):
-            at = (*path, launch.index)
+        first, last = dict[int, int](), dict[int, int]()  # by launch: what waits for others, and what others wait for
+        for index in range(len(launches)) if within is None else within:
+            launch, node, at = launches[index], own[index], (*path, index)
             if node is None:
                 begin, end = self._nest(graph, launch, at)
             else:
                 begin = end = node.add_to(self._driver, self._driver.CUgraph(graph), self._context)
                 self.made[at] = [(node, begin)]
-            first.append(begin)
-            last.append(end)
-        pairs = _waits(program, payload, own)
+            first[index], last[index] = begin, end
+        pairs = [pair for pair in _waits(program, payload, own) if all(index in first for index in pair)]
         add_edges(graph, [(last[earlier], first[later]) for earlier, later in pairs])
         if program.order is not None:
             told = [edge[:2] for edge in read_edges(graph)]
             places = {(last[a], first[b]): (a, b) for a, b in pairs}
             verify_edges(program, [places[edge] for edge in told if edge in places])
         waited = {earlier for earlier, _ in pairs}
-        return [node for launch, node in enumerate(last) if launch not in waited]
+        return [node for launch, node in last.items() if launch not in waited]
 
     def _nest(self, graph: int, launch: Launch, path: Path) -> tuple[int, int]:
         """Add a loop or branch to a graph: the kernel that sets its condition first, and its conditional node."""
@@ -238,45 +244,51 @@ class _Nested:
         setters.append((KernelNode(made, bytes(values), _LAYOUT, _DECIDES), made))
         return made
 
-    def region(self, program: Program, capture: CudaCapture, segment: tuple[int, int]) -> Any:
-        """The native region that replays the graph and its instance ``segment``, which it owns."""
+    def region(
+        self, program: Program, capture: CudaCapture, segments: Sequence[Step], owned: Sequence[tuple[int, int]]
+    ) -> Any:
+        """The native region that replays the graphs and instances ``owned``, one for each of ``segments``."""
         native, torch_graph = self._device.native, capture.graph
         found = {slot: list(words_at(program, slot)) for slot in program.slots}
         patched = dict.fromkeys(path for words in found.values() for path, _, _ in words)
         numbers: dict[Path, list[int]] = {}
         nodes: list[Any] = []
+        segment_of = {launch: n for n, step in enumerate(segments) for launch in range(step.begin, step.end)}
         for path in patched:
-            numbers[path] = list(range(len(nodes), len(nodes) + len(self.made[path])))
-            nodes += [node.native(native, handle, 0) for node, handle in self.made[path]]
+            made = self.made.get(path, [])  # an eager call has none
+            numbers[path] = list(range(len(nodes), len(nodes) + len(made)))
+            nodes += [node.native(native, handle, segment_of[path[0]]) for node, handle in made]
 
         def places(slot: Slot) -> list[tuple[int, int, int]]:
             return [
                 (number, node.place(word), delta)
                 for path, word, delta in found[slot]
-                for number, (node, _) in zip(numbers[path], self.made[path], strict=True)
+                for number, (node, _) in zip(numbers[path], self.made.get(path, ()), strict=True)
             ]
 
-        made = native.CudaRegion(
+        draws = bool(self._drawn) or any(launch.random for launch in program.recording.launches)
+        region = native.CudaRegion(
             describe_region(program, capture.arguments, places),
             graph=torch_graph,
             device=capture.device,
-            random=bool(self._drawn),
+            random=draws,
             offset=0,
-            segments=[segment],
+            segments=owned,
             nodes=nodes,
-            advancing=capture.random_memory if self._drawn else (0, 0),
+            advancing=capture.random_memory if draws else (0, 0),
+            advances=bool(self._drawn),
             stop=self._stop,
         )
         capture.graph = None
-        return made
+        return region
 
 
 def _waits(program: Program, payload: CudaCapture, own: Sequence[Node | None]) -> list[tuple[int, int]]:
     """Which launches (earlier, later) wait for each other: by the program's order, else as captured."""
     if program.order is not None:
         return [(earlier, later) for later, waited in enumerate(program.order.edges) for earlier in waited]
-    if len(own) == 1:
-        return []
+    if len(own) < 2 or payload.chained:
+        return list(pairwise(range(len(own))))
     if payload.graph is None:
         raise CaptureError("already-instantiated", "a capture makes one executable")
     places = {node.handle: place for place, node in enumerate(own) if node is not None}

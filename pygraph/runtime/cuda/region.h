@@ -40,8 +40,9 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
  public:
   // `segments`: each one's graph and instance, which are handed over; both 0 for the first, if that is torch's `graph`.
   // `nodes`: those that are patched. `offset`: where the generator's offset lies on the device, for a region with eager
-  // calls between launches that draw; else 0. `advancing`: where seed and offset lie, if the device advances the offset,
-  // in a loop that draws; else both 0. `stop`: of a loop, by which a signal ends it.
+  // calls between launches that draw; else 0. `advancing`: where seed and offset lie, if torch's graph is not launched,
+  // and launches draw; else both 0. `advances`: the device advances the offset, in a loop that draws. `stop`: of a loop,
+  // by which a signal ends it.
   CudaRegion(
       const py::object& described,
       std::shared_ptr<at::cuda::CUDAGraph> graph,
@@ -51,6 +52,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       const std::vector<std::pair<uintptr_t, uintptr_t>>& segments,
       std::vector<std::shared_ptr<Node>> nodes,
       std::pair<uintptr_t, uintptr_t> advancing,
+      bool advances,
       std::shared_ptr<Stop> stop)
       : Region(
             device,
@@ -60,6 +62,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
         device_(device),
         random_(random),
         advancing_(advancing),
+        advances_(advances),
         stop_(std::move(stop)),
         nodes_(std::move(nodes)) {
     draws_.address = offset;
@@ -148,7 +151,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     return true;
   }
 
-  // As torch, fills in seed and offset. How far the generator is then, the device alone knows: this waits for it.
+  // As torch, fills in seed and offset. Where the device advances that, it alone knows how far: this waits for it.
   void launch_advancing(CUgraphExec exec, cudaStream_t stream) {
     auto start = offset();
     auto seed = at::cuda::detail::getDefaultCUDAGenerator(device_).current_seed();
@@ -157,6 +160,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     C10_CUDA_CHECK(cudaMemcpyAsync(seed_at, &seed, sizeof seed, cudaMemcpyHostToDevice, stream)); // staged, as below
     C10_CUDA_CHECK(cudaMemcpyAsync(offset_at, &start, sizeof start, cudaMemcpyHostToDevice, stream));
     C10_CUDA_CHECK(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(exec), stream));
+    if (!advances_) return set_offset(start + Generators::advanced_by(*graph_));
     uint64_t end = start;
     C10_CUDA_CHECK(cudaMemcpyAsync(&end, offset_at, sizeof end, cudaMemcpyDeviceToHost, stream));
     C10_CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -252,6 +256,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   c10::DeviceIndex device_;
   bool random_;
   std::pair<uintptr_t, uintptr_t> advancing_;
+  bool advances_;
   std::shared_ptr<Stop> stop_;
   struct Draws {
     uintptr_t address = 0; // of the offset on the device

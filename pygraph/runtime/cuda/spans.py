@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
@@ -411,6 +411,11 @@ class Merged:
     nodes: tuple[Node | None, ...]
     phases: tuple[int, ...]
     allocations: tuple[Allocation, ...]
+
+    def place(self, node: int) -> int:
+        """The launch that is node ``node`` of the graph; the one behind the last launch, where that is none."""
+        found = (place for place, each in enumerate(self.nodes) if each is not None)
+        return next(islice(found, node, None), len(self.nodes))
 
 
 def with_eager(

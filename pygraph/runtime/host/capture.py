@@ -17,6 +17,7 @@ import torch
 from pygraph.compat import dynamo_guards
 from pygraph.errors import CaptureError, first_line
 from pygraph.program.recording import AllocationKind, Recording
+from pygraph.runtime.control import Bodies
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.host.kernels import find_kernel, is_native_function
 from pygraph.runtime.host.operators import RecordOperators
@@ -46,11 +47,13 @@ def capture_region(
         with only_capture():
             recorder = Recorder(native, arena, module_constants(fn), eager)
             recorder.arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
-            returned = _run(recorder, fn)
+            bodies = Bodies(lambda: len(recorder.launches), run_inside, native.element_address, native.storage_base)
+            returned = _run(recorder, bodies, fn)
             outputs = describe_outputs(returned, recorder)
             allocations = (*arena.allocations, *recorder.constant_allocations)
             sensitive = frozenset(recorder.offset_sensitive)
-            return Recording(tuple(recorder.launches), allocations, outputs, recorder, sensitive)
+            nests = tuple(bodies.nests)
+            return Recording(tuple(recorder.launches), allocations, outputs, recorder, sensitive, nests=nests)
     except BaseException:
         arena.close()
         raise
@@ -78,11 +81,11 @@ def run_inside(fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Seq
         return outputs
 
 
-def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
+def _run(recorder: Recorder, bodies: Bodies, fn: types.FunctionType) -> Sequence[Any]:
     def run() -> Any:
         _recorders.append(recorder)
         try:
-            with torch.no_grad(), RecordOperators(recorder):
+            with torch.no_grad(), RecordOperators(recorder), bodies.noted():
                 return run_inside(fn, list(recorder.arguments))
         finally:
             _recorders.clear()

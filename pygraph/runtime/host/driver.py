@@ -76,9 +76,10 @@ def _segments(native: ModuleType, program: Program, path: Path, made: dict[Path,
     return segments
 
 
-def _native_launch(native: ModuleType, launch: Launch, payload: Payload) -> Any:
+def _native_launch(native: ModuleType, launch: Launch, payload: Payload | None) -> Any:
     if isinstance(payload, Kernel):
         return native.Kernel(payload.entry, launch.words, [p is Parameter.FLOAT for p in payload.parameters])
+    assert payload is not None
     assert not isinstance(payload, EagerCall)
     return native.Operator(*payload)
 

@@ -147,7 +147,7 @@ class Recorder:
         self.arena = arena
         self.arguments: tuple[Any, ...] = ()
         self.launches: list[Launch] = []
-        self.payloads: list[Payload] = []
+        self.payloads: list[Payload | None] = []
         self.exclusive: set[tuple[int, int]] = set()
         self.offset_sensitive: set[int] = set()
         self.constants = dict(sorted(constants.items()))
@@ -162,6 +162,12 @@ class Recorder:
             self.constant_allocations.append(allocation)
             if address:
                 arena.by_storage[native.storage_base(tensor)] = allocation
+
+    def part(self, launches: Sequence[int | None]) -> Recorder:
+        """As ``Payload.part``."""
+        made = copy.copy(self)
+        made.payloads = [None if launch is None else self.payloads[launch] for launch in launches]
+        return made
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
@@ -205,12 +211,6 @@ class Recorder:
         """The name of a constant without addressable memory (packed weights), else None."""
         name = self._names.get(id(tensor))
         return None if name is None or tensor.device.type != "cpu" or self.native.is_plain(tensor) else name
-
-    def without(self, dropped: frozenset[int]) -> Recorder:
-        """As ``Payload.without``."""
-        made = copy.copy(self)
-        made.payloads = [each for index, each in enumerate(self.payloads) if index not in dropped]
-        return made
 
     # -- launches ---------------------------------------------------------------------------------------------------
 

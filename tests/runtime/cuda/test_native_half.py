@@ -29,6 +29,8 @@ cuda = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(cuda)
 faulthandler.dump_traceback_later(60, exit=True)  # a deadlock fails
 
+LOOPLESS = {"advancing": (0, 0), "advances": False}
+
 
 def capture(run, arena=1 << 40):
     session = cuda.Session(0, 0, arena, 2 * arena, 512, print)
@@ -155,7 +157,7 @@ def region(in_first=False, random=False, dead=(), stop=None):
     arguments = (Argument(first, written, written=True, nbytes=8), Argument(second, read, nbytes=8))
     described = RegionDescription("", arguments, (fresh,), tuple(steps), (bytes_of(0),))
     segments = [(0, 0), (later, cuda.instance(later))]
-    facts = {"random": random, "offset": 0, "segments": segments, "nodes": nodes, "advancing": (0, 0), "stop": stop}
+    facts = {"random": random, "offset": 0, "segments": segments, "nodes": nodes, **LOOPLESS, "stop": stop}
     return cuda.CudaRegion(described, graph=graph, device=0, **facts)
 
 
@@ -358,7 +360,7 @@ def calling():
     argument = Argument(captured[0], (Patch(0, 1, 0),), nbytes=8)
     described = RegionDescription("", (argument,), owned, steps, (bytes_of(3),))
     segments = [(0, 0), (later, cuda.instance(later)), (last, cuda.instance(last))]
-    facts = {"random": False, "offset": 0, "segments": segments, "nodes": nodes, "advancing": (0, 0), "stop": None}
+    facts = {"random": False, "offset": 0, "segments": segments, "nodes": nodes, **LOOPLESS, "stop": None}
     return cuda.CudaRegion(described, graph=first, device=0, **facts)
 
 

@@ -160,7 +160,7 @@ def made(
     graph = nested._Nested(device, drawn)
     graph.fill(GRAPH, of, ())
     capture: Any = of.recording.payload
-    return driver, edges, graph.region(of, capture, (GRAPH, 99))
+    return driver, edges, graph.region(of, capture, of.steps, [(GRAPH, 99)])
 
 
 def numbers(blob: bytes) -> Sequence[int]:
@@ -181,6 +181,7 @@ def test_a_loop_is_decided_before_it_and_after_each_iteration(monkeypatch: pytes
     assert numbers(found[1000][2]) == [500, 0, nested._FIRST, 0, 0, 0x700]
     assert numbers(found[1005][2]) == [500, 0, nested._AGAIN, 0x608, 12, 0x700]
     assert (region.segments, region.random, region.advancing) == ([(GRAPH, 99)], True, (0x600, 0x608))
+    assert region.advances
 
 
 def test_addresses_go_to_the_nodes_of_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +198,7 @@ def test_addresses_go_to_the_nodes_of_bodies(monkeypatch: pytest.MonkeyPatch) ->
     assert places(control.patches) == {(1000, 8, 0), (1005, 8, 0)}
     assert places(block.patches) == {(1002, 8, 0), (1003, 0, 32), (1004, 0, 0)}
     assert (x.written, control.written, block.nbytes) == (True, True, 64)
-    assert (region.random, region.advancing) == (False, (0, 0))
+    assert (region.random, region.advancing, region.advances) == (False, (0, 0), False)
 
 
 @pytest.mark.parametrize("order", ["program", "dependences"])
@@ -233,3 +234,11 @@ def test_only_a_loop_by_itself_may_draw() -> None:
     capture.graph = None
     with pytest.raises(CaptureError, match="one executable"):
         nested._drawn(device, alone, capture)
+
+
+def test_launches_beside_a_loop_may_draw_which_the_host_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = program()
+    (launch,) = loop.recording.launches
+    drawing = replace(loop, recording=replace(loop.recording, launches=(replace(launch, random=True),)))
+    _, _, region = made(monkeypatch, drawing)
+    assert (region.random, region.advancing, region.advances) == (True, (0x600, 0x608), False)

@@ -1,0 +1,178 @@
+"""``torch.cond`` and ``torch.while_loop`` in compiled programs: the host decides, or the device does in replays.
+
+    b = cond(p, f, g, x)    uncaptured:  p.item(), then f(x) or g(x)
+                            captured:    f(x) ─ g(x) ─ copied into the results of f(x), noted as a branch on p
+
+A capture runs each body once, one behind the other, whatever the condition; nothing executes then. ``program.fold``
+makes bodies of what was noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.program.recording import LaunchKind, Nest
+
+__all__ = ["Bodies", "cond", "watching", "while_loop"]
+
+Function = Callable[[list[Any]], Sequence[Any]]
+
+_WITHOUT_END = 1 << 62
+"""Iterations that no loop reaches."""
+
+
+class Bodies:
+    """Loops and branches of a capture under way.
+
+    Args:
+        launches: tells how many launches there are by now
+        run: runs a function of a compiled program, so that its launches are captured
+        address: tells where the first element of a tensor lies
+        storage: tells where the memory of a tensor begins
+    """
+
+    def __init__(
+        self,
+        launches: Callable[[], int],
+        run: Callable[[Function, list[Any]], Sequence[Any]],
+        address: Callable[[torch.Tensor], int],
+        storage: Callable[[torch.Tensor], int],
+    ) -> None:
+        self.nests: list[Nest] = []
+        self._launches, self._run, self._address, self._storage = launches, run, address, storage
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Loops and branches of this thread are noted, and not decided by the host."""
+        before, _here.bodies = _here.bodies, self
+        try:
+            yield
+        finally:
+            _here.bodies = before
+
+    def branch(self, decides: torch.Tensor, functions: Sequence[Function], args: Sequence[Any]) -> list[Any]:
+        """The results of a branch between ``functions``."""
+        bounds, results = [self._launches()], list[Any]()
+        for function in functions:
+            returned = list(self._run(function, list(args)))
+            if any(not isinstance(each, torch.Tensor) for each in returned):
+                raise CaptureError("control-flow", "a branch returns something else than tensors")
+            if not results:
+                results = self._apart(returned, args)
+            else:
+                for result, value in zip(results, returned, strict=True):
+                    result.copy_(value)
+            bounds.append(self._launches())
+        self._note(LaunchKind.IF, decides, bounds, functions)
+        return results
+
+    def loop(self, check: Function, body: Function, carried: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+        """The state that a loop ends with."""
+        if any(not isinstance(each, torch.Tensor) for each in carried):
+            raise CaptureError("control-flow", "a loop carries something else than tensors")
+        state = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in carried]
+        control = torch.zeros(3, dtype=torch.int64, device=state[0].device)
+        control[1].fill_(_WITHOUT_END)
+        stop = control[2]
+        stop.copy_(self._run(check, [*state, *given])[0].logical_not())
+        begin = self._launches()
+        returned = self._run(body, [*state, *given])
+        for old, new in zip(state, self._unmixed(state, list(returned)), strict=True):
+            if not self._is_same(old, new):
+                old.copy_(new)
+        stop.copy_(self._run(check, [*state, *given])[0].logical_not())
+        self._note(LaunchKind.WHILE, control, [begin, self._launches()], [body])
+        return state
+
+    def _note(self, kind: LaunchKind, decides: torch.Tensor, bounds: Sequence[int], bodies: Sequence[Function]) -> None:
+        if bounds[0] < bounds[-1]:
+            self.nests.append(Nest(kind, self._address(decides), tuple(bounds), tuple(map(_name_of, bodies))))
+
+    def _apart(self, returned: Sequence[torch.Tensor], args: Sequence[Any]) -> list[torch.Tensor]:
+        """``returned``, of which none shares memory with another, or with ``args``."""
+        taken = {self._storage(each) for each in args if isinstance(each, torch.Tensor)}
+        found: list[torch.Tensor] = []
+        for each in returned:
+            found.append(_copied(each) if self._storage(each) in taken else each)
+            taken.add(self._storage(found[-1]))
+        return found
+
+    def _unmixed(self, state: Sequence[torch.Tensor], returned: Sequence[Any]) -> list[torch.Tensor]:
+        """``returned``, with copies of what lies in the memory of ``state``, unless it is the very value of its
+        place."""
+        if any(not isinstance(each, torch.Tensor) for each in returned):
+            raise CaptureError("control-flow", "an iteration returns something else than tensors")
+        taken = {self._storage(each) for each in state}
+        return [
+            new if self._storage(new) not in taken or self._is_same(old, new) else _copied(new)
+            for old, new in zip(state, returned, strict=True)
+        ]
+
+    def _is_same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """True if both are the same bytes, laid out alike."""
+        alike = one.dtype == other.dtype and one.size() == other.size() and one.stride() == other.stride()
+        return alike and self._address(one) == self._address(other)
+
+
+class _Here(threading.local):
+    """Of one thread: what notes bodies of its capture, and the names of bodies that its uncaptured calls run."""
+
+    bodies: Bodies | None = None
+    ran: set[str] | None = None
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[set[str]]:
+    """The names of bodies that uncaptured calls of this thread run meanwhile."""
+    before, _here.ran = _here.ran, set()
+    try:
+        yield _here.ran
+    finally:
+        _here.ran = before
+
+
+def cond(predicate: Any, first: Function, second: Function, args: list[Any]) -> Sequence[Any]:
+    """``first(args)`` if ``predicate``, a tensor of one bool or a number, holds; else ``second(args)``."""
+    if _here.bodies is not None and isinstance(predicate, torch.Tensor):
+        return _here.bodies.branch(predicate, (first, second), args)
+    body = first if predicate else second
+    _ran(body)
+    return body(args)
+
+
+def while_loop(check: Function, body: Function, carried: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """``carried`` after ``carried = body(carried, given)``, as long as ``check(carried, given)`` holds."""
+    if _here.bodies is not None:
+        return _here.bodies.loop(check, body, carried, given)
+    state = list(carried)
+    if not check([*state, *given])[0]:
+        return [each.clone() for each in state]
+    _ran(body)
+    holds: Any = True
+    while holds:
+        state = list(body([*state, *given]))
+        holds = check([*state, *given])[0]
+    return state
+
+
+def _ran(body: Function) -> None:
+    if _here.ran is not None:
+        _here.ran.add(_name_of(body))
+
+
+def _name_of(body: Function) -> str:
+    return str(getattr(body, "__name__", body))
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
