@@ -154,8 +154,8 @@ def prepared(device: str, tiny: bool, swapped: bool) -> Row:
         fresh()
         start = time.perf_counter()
         step = compiled_by(backend, model, dynamic=True)
-        for batch in compiling:
-            step(tokens[:batch], at)
+        for batch in compiling:  # views would be a program of their own: Dynamo guards what they are views of
+            step(tokens[:batch].clone(), at)
         drain(device)
         return step, time.perf_counter() - start
 
