@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pygraph.program.recording import Origin
+from pygraph.runtime.control import MODULE
 
 if TYPE_CHECKING:  # a restored program needs none
     from pygraph.inductor.decision import Decision, Placed
@@ -87,10 +88,6 @@ def program_record(compiled: Any) -> ProgramRecord | None:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-CONTROL = "pygraph_control"
-"""How programs name the functions that run branches and loops, those of ``hop.cond`` and ``hop.while_loop``."""
-
-
 @dataclass(frozen=True, slots=True)
 class EmittedRegion:
     """One ``partition_i`` function: its arguments and the kernels that it calls, in order."""
@@ -154,7 +151,7 @@ def _kernel_name(called: str) -> str | None:
     root, _, rest = called.partition(".")
     if root.startswith(("cpp_", "triton_")) or rest == "run":
         return root
-    if root == CONTROL:
+    if root == MODULE:
         return f"hop.{rest}"
     if root == "extern_kernels":
         return called

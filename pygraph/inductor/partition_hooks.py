@@ -29,7 +29,7 @@ from pygraph.frontend.effects import DRAWS, tags_of
 from pygraph.frontend.lift import lift
 from pygraph.frontend.names import op_name
 from pygraph.inductor.decision import BARRIER, RNG, Decision, Placed
-from pygraph.inductor.emitted import CONTROL, PatternNode, ProgramRecord, RecordedMaps, Step
+from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.inductor.lineage import Lineage, following
 from pygraph.inductor.rewrites import SENT_EARLY
 from pygraph.ir import CAPTURABLE, CONSTANT, EAGER, REASON, base_name
@@ -37,6 +37,7 @@ from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.region_order import Kind, Time, fewest_runs, runs, settle
 from pygraph.program.recording import DRAWS_IF_CALLED, WAIT
+from pygraph.runtime.control import MODULE
 
 UNKNOWN = "unknown-node"
 
@@ -95,6 +96,10 @@ class PartitionHooks:
         parts = _scheduled_parts(snode)
         trimmed = next((self._trimmed[part.get_name()] for part in parts if part.get_name() in self._trimmed), None)
         return trimmed or self._verdict(parts).reason
+
+    def is_outside(self, node: Any) -> bool:
+        """True if a scheduled operation of a main graph stays outside of every region."""
+        return self._verdicts.get(node.get_name(), Verdict()).reason is not None
 
     def _verdict(self, parts: Sequence[Any]) -> Verdict:
         for part in parts:
@@ -443,8 +448,8 @@ def _generate(_hooks: PartitionHooks, generate: Method, scheduler: Any, nodes: l
     generate(scheduler, nodes)
 
 
-def _decide(_hooks: PartitionHooks, write: Method, wrapper: Any, branch: Any) -> None:
-    if not _is_of_tensors(branch):
+def _decide(hooks: PartitionHooks, write: Method, wrapper: Any, branch: Any) -> None:
+    if hooks.is_outside(branch) or not _is_of_tensors(branch):
         write(wrapper, branch)
         return
     if hasattr(branch, "true_subgraph"):
@@ -454,13 +459,13 @@ def _decide(_hooks: PartitionHooks, write: Method, wrapper: Any, branch: Any) ->
     predicate, name = decides.codegen_reference(), branch.get_name()
     functions = [_defined(wrapper, each) for each in bodies]
     wrapper.writeline(f"{name}_args = [{', '.join(each.codegen_reference() for each in branch.operands)}]")
-    wrapper.writeline(f"{name} = {CONTROL}.cond({predicate}, {', '.join(functions)}, {name}_args)")
+    wrapper.writeline(f"{name} = {MODULE}.cond({predicate}, {', '.join(functions)}, {name}_args)")
     compat.inductor_virtualized.graph.scheduler.free_buffers()
     wrapper.writeline(f"del {name}_args")
 
 
-def _repeat(_hooks: PartitionHooks, write: Method, wrapper: Any, loop: Any, stacked: bool = False) -> None:
-    if stacked or not _is_of_tensors(loop):
+def _repeat(hooks: PartitionHooks, write: Method, wrapper: Any, loop: Any, stacked: bool = False) -> None:
+    if stacked or hooks.is_outside(loop) or not _is_of_tensors(loop):
         write(wrapper, loop, stacked)
         return
     functions = [_defined(wrapper, each) for each in (loop.cond_subgraph, loop.body_subgraph)]
@@ -468,13 +473,13 @@ def _repeat(_hooks: PartitionHooks, write: Method, wrapper: Any, loop: Any, stac
         ", ".join(each.codegen_reference() for each in values)
         for values in (loop.carried_inputs, loop.additional_inputs)
     )
-    call = f"{CONTROL}.while_loop({', '.join(functions)}, [{carried}], [{given}])"
+    call = f"{MODULE}.while_loop({', '.join(functions)}, [{carried}], [{given}])"
     wrapper.writeline(f"{loop.get_name()} = {call}")
 
 
 def _defined(wrapper: Any, subgraph: Any) -> str:
     """The name of the function of a subgraph, in the program that is written."""
-    wrapper.add_import_once(f"from pygraph.runtime import control as {CONTROL}")
+    wrapper.add_import_once(f"from pygraph.runtime import control as {MODULE}")
     wrapper.codegen_subgraph_common(subgraph)
     return str(subgraph.graph.name)
 

@@ -18,13 +18,20 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.program.recording import LaunchKind, Nest
+from pygraph.runtime.tensors import extent
 
-__all__ = ["Bodies", "cond", "watching", "while_loop"]
+__all__ = ["MODULE", "Bodies", "cond", "trying_bodies", "watching", "while_loop"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
 _WITHOUT_END = 1 << 62
 """Iterations that no loop reaches."""
+
+MODULE = "pygraph_control"
+"""The name by which programs know this module."""
+
+_MOST_TRIED = 256 << 20
+"""Bytes of zeros (256 MiB) that a body is tried on at most."""
 
 
 class Bodies:
@@ -121,10 +128,13 @@ class Bodies:
 
 
 class _Here(threading.local):
-    """Of one thread: what notes bodies of its capture, and the names of bodies that its uncaptured calls run."""
+    """Of one thread: what notes bodies of its capture; the names of bodies that its uncaptured calls run; those of the
+    region that it runs which were run, or tried; and whether it tries one."""
 
     bodies: Bodies | None = None
     ran: set[str] | None = None
+    tried: set[str] | None = None
+    trying: bool = False
 
 
 _here = _Here()
@@ -140,12 +150,34 @@ def watching() -> Iterator[set[str]]:
         _here.ran = before
 
 
+def trying_bodies(fn: Function, run: Function) -> Function:
+    """``run``, which runs the region ``fn`` uncaptured. Each body that a call on a device does not come to is tried on
+    zeros, once, if ``fn`` has any: kernels are loaded, and configurations chosen, by a first run, and not in a capture.
+    """
+    if MODULE not in getattr(getattr(fn, "__code__", None), "co_names", ()):
+        return run
+    tried: set[str] = set()
+
+    def run_and_try(args: list[Any]) -> Sequence[Any]:
+        before, _here.tried = _here.tried, tried
+        try:
+            return run(args)
+        finally:
+            _here.tried = before
+
+    return run_and_try
+
+
 def cond(predicate: Any, first: Function, second: Function, args: list[Any]) -> Sequence[Any]:
     """``first(args)`` if ``predicate``, a tensor of one bool or a number, holds; else ``second(args)``."""
     if _here.bodies is not None and isinstance(predicate, torch.Tensor):
         return _here.bodies.branch(predicate, (first, second), args)
-    body = first if predicate else second
+    if _here.trying:
+        second(list(args))
+        return first(args)
+    body, other = (first, second) if predicate else (second, first)
     _ran(body)
+    _try(other, args)
     return body(args)
 
 
@@ -154,23 +186,48 @@ def while_loop(check: Function, body: Function, carried: Sequence[Any], given: S
     if _here.bodies is not None:
         return _here.bodies.loop(check, body, carried, given)
     state = list(carried)
-    if not check([*state, *given])[0]:
+    holds: Any = check([*state, *given])[0]
+    if _here.trying:
+        return list(body([*state, *given]))
+    if not holds:
+        _try(body, [*state, *given])
         return [each.clone() for each in state]
     _ran(body)
-    holds: Any = True
     while holds:
         state = list(body([*state, *given]))
         holds = check([*state, *given])[0]
     return state
 
 
+def _try(body: Function, args: Sequence[Any]) -> None:
+    """Run a body that no call of the region came to on zeros, if these are few: bodies have no effect but results."""
+    name, tensors = _name_of(body), [each for each in args if isinstance(each, torch.Tensor)]
+    if _here.tried is None or name in _here.tried or not any(tensor.is_cuda for tensor in tensors):
+        return
+    _here.tried.add(name)
+    if sum(extent(tensor) for tensor in tensors) > _MOST_TRIED:
+        return
+    _here.trying = True
+    try:
+        with contextlib.suppress(RuntimeError):  # where it cannot run on zeros, its first call tells
+            body([_zeros(each) if isinstance(each, torch.Tensor) else each for each in args])
+    finally:
+        _here.trying = False
+
+
 def _ran(body: Function) -> None:
-    if _here.ran is not None:
-        _here.ran.add(_name_of(body))
+    for names in (_here.ran, _here.tried):
+        if names is not None:
+            names.add(_name_of(body))
 
 
 def _name_of(body: Function) -> str:
     return str(getattr(body, "__name__", body))
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.zero_()
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ from pygraph.runtime.asked import is_asked
 from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contest import DEPENDENCES, PATIENCE, PROGRAM, Contest, Decision, kept_path, read
 from pygraph.runtime.contract import Driver, Executable, uses
-from pygraph.runtime.control import watching
+from pygraph.runtime.control import trying_bodies, watching
 from pygraph.runtime.critical import interruptible
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
@@ -136,6 +136,7 @@ class Lives:
 
     def __init__(self, subject: Subject, record: RegionRecord, table: VariantTable, eager: Mapping[str, None]) -> None:
         self.subject, self.record, self.table = subject, record, table
+        self._run = trying_bodies(subject.fn, subject.run)
         self.latest: Replay | None = None
         self.left: Refusal | None = None
         self.ballot: Ballot | None = None
@@ -447,7 +448,7 @@ class Lives:
     def _run_timed(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """Run a call uncaptured that captures, and tell the ledger how long it took."""
         began = self.subject.clock()
-        outputs = self.subject.run(args)
+        outputs = self._run(args)
         if self._ledger is not None:
             self._ledger.ran(variant.account, self.subject.clock() - began)
         return outputs
@@ -469,7 +470,7 @@ class Lives:
     def uncaptured(self, args: list[Any], run: Function | None = None) -> Sequence[Any]:
         """Run a call uncaptured; where memory is short, captures make room."""
         try:
-            outputs = (run or self.subject.run)(args)
+            outputs = (run or self._run)(args)
         except torch.OutOfMemoryError:
             live.shed(self.device)
             raise

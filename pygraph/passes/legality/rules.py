@@ -104,7 +104,7 @@ def _objections(node: KernelNode, target: Target) -> Iterator[Objection]:
     yield from _known(node, node.op, target)
     if node.op.startswith("hop."):
         yield from _inner(node, target)
-        yield from _decided(node)
+        yield from _decided(node, target)
     if "cudagraph_unsafe" in (node.meta.get(TAGS) or "").split(","):
         yield Objection("cudagraph-unsafe-tag", f"{node.op} has the tag cudagraph_unsafe", eager=True)
     yield from _device_copies(node)
@@ -154,10 +154,17 @@ def _inner(node: KernelNode, target: Target) -> Iterator[Objection]:
                 yield Objection("subgraph", f"{node.op} runs %{inner.name} of @{reference.name}: {found.detail}")
 
 
-def _decided(node: KernelNode) -> Iterator[Objection]:
-    """Bodies that the device chooses. How far the generator is advanced is for the host to know."""
-    if node.op in ("hop.cond", "hop.while_loop") and node.effects.rng is not None:
+def _decided(node: KernelNode, target: Target) -> Iterator[Objection]:
+    """Bodies that the device chooses. How far the generator is advanced is for the host to know; and bodies are tried
+    on zeros before they are captured, on which no assertion may fail."""
+    if node.op not in ("hop.cond", "hop.while_loop"):
+        return
+    if node.effects.rng is not None:
         yield Objection("control-flow", f"{node.op} draws random numbers, as often as the data says")
+    for reference in leaves((*node.args, *node.attrs.values()), GraphRef):
+        graph = target.subgraphs.get(reference.name)
+        if graph is not None and any("assert" in inner.op for inner in graph.nodes):
+            yield Objection("control-flow", f"{node.op} asserts something of data")
 
 
 def _by_arguments(node: KernelNode) -> Iterator[Objection]:
