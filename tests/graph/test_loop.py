@@ -122,7 +122,7 @@ def test_several_iterations_a_run_do_what_a_loop_in_python_does(name: str, monke
         done = pygraph.loop(step, state, steps=steps, held=WEIGHT)
         assert_loop(done, plain(step, state, steps))
     assert (done.record.captures, done.record.replays) == (1, 7), done.record
-    assert found == [[4, 1]]
+    assert found == [[1] if name in ("a view of what is carried", "nothing changes") else [4, 1]]  # nothing to repeat
 
 
 def unrolled(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
