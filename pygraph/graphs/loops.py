@@ -29,7 +29,7 @@ from pygraph.graphs.callable import Graph, GraphRecord, How
 from pygraph.graphs.entry import Call, Entry, Look, current, signature_of
 from pygraph.graphs.held import PLAIN, Walk, bits_of, named_storages
 from pygraph.program.default import LaunchPasses
-from pygraph.program.loops import UNROLLED, LoopPasses
+from pygraph.program.loops import LoopPasses
 from pygraph.runtime import live
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import reason_of
@@ -171,9 +171,6 @@ class Loop(Graph[..., None]):
         self._each = Graph(iteration, how)
         """An iteration at a time: where the host loops for good."""
         self._on_host = False
-        self._unrolls = False
-        """Nothing in an iteration looks at the control, and the first call had many: bodies may be several of them, all
-        of which are compared."""
         self._control: torch.Tensor | None = None
         """Count, limit and stop of the latest call."""
         self._odd: str | None = None
@@ -223,8 +220,6 @@ class Loop(Graph[..., None]):
                     refusal = Refusal("host-loop", "values of the first state share memory: clone them")
                     self._refused(refusal, (control, state, rows), {"begin": begin})
                 else:
-                    if self._control is None and self._until is None and rows is None:
-                        self._unrolls = int(control[1]) > 2 * UNROLLED
                     self._control = control
                     self(control, state, rows)
                 if self._follower is not None:
@@ -274,7 +269,7 @@ class Loop(Graph[..., None]):
         return self._follower or contextlib.nullcontext()
 
     def _launches(self, tensors: Sequence[torch.Tensor], entry: Entry) -> LaunchPasses:
-        return LoopPasses(self._place(tensors, entry), super()._launches(tensors, entry), self._unrolls)
+        return LoopPasses(self._place(tensors, entry), super()._launches(tensors, entry))
 
     def _place(self, tensors: Sequence[torch.Tensor], entry: Entry) -> int:
         """Position of the control among the region's arguments."""
@@ -297,13 +292,12 @@ class Loop(Graph[..., None]):
         iterations that may be compared come first."""
         control = call.args[0]
         _, limit, stop = control.tolist()
-        least, most = (UNROLLED + 1, UNROLLED + 1) if self._unrolls else (_LEAST, _COMPARED)
-        if limit < least or stop:
+        if limit < _LEAST or stop:
             return self._run(call.args, call.kwargs)
         self._odd = None
         record, replays = entry.region.record, self.record.replays
         known = record.state is State.UNCAPTURED or signature_of(call.tensors) in entry.pending
-        control[1] = limit if known else min(limit, most)
+        control[1] = limit if known else min(limit, _COMPARED)
         super()._look_up(entry, call, look, containers, new=new)
         control[1] = limit
         if self._odd is None and any(left.places for left in entry.left):
@@ -314,7 +308,7 @@ class Loop(Graph[..., None]):
             self._note(found)
         refusal = next(reversed(record.refusals.values()), None)
         self._on_host = record.state is State.UNCAPTURED and not (refusal and reason_of(refusal.reason).may_pass)
-        if known or limit <= most:
+        if known or limit <= _COMPARED:
             return None
         if self.record.replays == replays:
             state, rows = call.args[1:]

@@ -7,9 +7,8 @@
 Word 0 points to what decides; word 1 to the workspace, which all bodies share; word ``ARGUMENTS + k`` to argument k of
 each body; further words to constants that they use. A branch runs its first body if a byte is not 0. A loop has three
 64-bit integers, ``count``, ``limit`` and ``stop``: while ``count < limit`` and ``stop`` is 0, it runs its body and
-counts. Where its body is several iterations, it ends before ``count`` would exceed ``limit``. A body is a program by
-itself: it names none of the memory of the program around it, and returns nothing. What the launch uses is what its
-bodies use together.
+counts. A body is a program by itself: it names none of the
+memory of the program around it, and returns nothing. What the launch uses is what its bodies use together.
 """
 
 from __future__ import annotations

@@ -294,8 +294,6 @@ class Launch:
     """Beside kind and name, all of a kernel that is the same in each launch, at whatever sizes, in any process."""
     bodies: tuple[Any, ...] = ()
     """Of a loop or a branch: the programs that it runs (``nested``)."""
-    iterations: int = 1
-    """Of a loop: how many a run of its body is. It ends before the count would exceed the limit."""
     in_place: frozenset[tuple[AllocationKind, int]] = frozenset()
     """Arguments that it reads, and whose bytes may be those of a result: what it needs of a byte, it reads before it
     writes that."""
@@ -436,7 +434,7 @@ class Payload(Protocol):
     """A driver's own handle on a recording."""
 
     def part(self, launches: Sequence[int | None]) -> Payload:
-        """That of a recording of these launches, one by one; None stands for one that has bodies."""
+        """That of a recording of some of the launches, in their order; None stands for one that has bodies."""
 
 
 @dataclass(frozen=True, slots=True)

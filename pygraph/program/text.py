@@ -165,7 +165,6 @@ class _Printer:
         facts += [flag for flag in ("random", "nondeterministic") if getattr(launch, flag)]
         facts += [] if launch.call is None else [f"call = {quote(launch.call)}"]
         facts += [] if launch.group is None else [f"group = {launch.group}"]
-        facts += [f"iterations = {launch.iterations}"] * (launch.iterations != 1)
         phases = self.program.recording.phases
         facts += ["beside"] * (0 < launch.index < len(phases) and phases[launch.index] == phases[launch.index - 1])
         origin = launch.origin
@@ -523,7 +522,6 @@ class _Parser(Reader):
                 "nondeterministic": None,
                 "call": self.string,
                 "group": self.integer,
-                "iterations": self.integer,
                 "beside": None,
                 **dict.fromkeys(("loc", "op", "in"), strings),
             },
@@ -557,7 +555,6 @@ class _Parser(Reader):
                 operands=facts.get("operands"),
                 geometry=geometry,
                 bodies=tuple(bodies),
-                iterations=facts.get("iterations", 1),
                 in_place=facts.get("in_place", frozenset()),
             )
         )

@@ -264,8 +264,6 @@ def _bodies(facts: _Facts) -> Iterator[Violation]:
     for launch in facts.launches:
         if len(launch.bodies) not in _BODIES.get(launch.kind, (0,)):
             yield launch, f"is of kind {launch.kind.value} and has {len(launch.bodies)} bodies"
-        if launch.iterations < 1 or (launch.iterations > 1 and launch.kind is not LaunchKind.WHILE):
-            yield launch, f"is of kind {launch.kind.value}, and {launch.iterations} iterations are one"
         if not launch.bodies:
             continue
         slot, repeats = facts.slots.get((launch.index, DECIDES)), launch.kind is LaunchKind.WHILE

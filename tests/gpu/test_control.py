@@ -105,6 +105,7 @@ def test_branches_and_loops_within_each_other(w: torch.Tensor) -> None:
     replayed(fn, *((x(value), number(n)) for value, n in ((1.0, 4), (-1.0, 4), (0.5, 1), (0.3, 0), (0.2, 5))))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 follows no gradient through torch.cond here")
 def test_gradients(w: torch.Tensor) -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x, w: torch.sin(x @ w), lambda x, w: torch.tanh(x @ w) * 2, (x, w)).sum()

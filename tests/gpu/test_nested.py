@@ -120,7 +120,7 @@ def test_a_loop_within_a_loop(driver: Driver) -> None:
         return [torch.zeros(1, device="cuda"), *counts]
 
     inside = captured(driver, step, args_of(), 2, "dependences")
-    made = driver.instantiate(looped({1: inside.program}, 1))
+    made = driver.instantiate(looped(inside.program, 1))
     x, outer, inner = args_of()
     made.replay([x, outer, inner])
     assert (x.item(), outer.tolist(), inner.tolist()) == (3, [4, 4, 0], [3, 3, 0])  # nobody sets the inner count back
@@ -154,5 +154,5 @@ def test_random_numbers_are_those_of_the_host(driver: Driver) -> None:
 def test_a_loop_within_a_loop_that_draws_needs_the_host(driver: Driver) -> None:
     inner = captured(driver, drawing, drawn(3), 1, "dependences")
     with pytest.raises(CaptureError, match="draws random numbers") as caught:
-        driver.instantiate(looped({1: inner.program}, 1))
+        driver.instantiate(looped(inner.program, 1))
     assert caught.value.reason == "host-loop"

@@ -290,12 +290,6 @@ BROKEN: dict[str, tuple[str, Break, str, str]] = {
     # uses
     "a shrunk allocation": ("mlp", allocation(POOL, 0, nbytes=64), "uses", "of %buf0, which has 64"),
     # loops
-    "a branch of several iterations": (
-        "looping",
-        launch(0, kind=LaunchKind.IF, iterations=4),
-        "bodies",
-        "l0 (loop) is of kind if, and 4 iterations are one",
-    ),
     "a loop without a body": ("looping", launch(0, bodies=()), "bodies", "l0 (loop) is of kind while and has 0 bodies"),
     "an operator with a body": (
         "looping",

@@ -69,8 +69,7 @@ class CudaCapture:
     def part(self, launches: Sequence[int | None]) -> CudaCapture:
         """As ``Payload.part``: the graph still has all nodes."""
         nodes = tuple(None if launch is None else self.nodes[launch] for launch in launches)
-        chained = self.chained or None in launches or len(set(launches)) < len(launches)
-        return replace(self, nodes=nodes, chained=chained)
+        return replace(self, nodes=nodes, chained=self.chained or None in launches)
 
 
 def payload_of(recording: Recording) -> CudaCapture:

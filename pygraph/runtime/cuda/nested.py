@@ -47,13 +47,11 @@ _SET_CONDITION = b"""
     .reg .pred %branch, %again, %none, %below, %goes;
     .reg .b16 %byte;
     .reg .b32 %value, %ends;
-    .reg .b64 %condition, %kind, %each, %from, %to, %number, %more, %limit, %stop, %asked;
+    .reg .b64 %condition, %kind, %from, %to, %number, %more, %limit, %stop, %asked;
 
     ld.param.u64 %condition, [condition];
     ld.param.u64 %from, [decides];
     ld.param.u64 %kind, [kind];
-    shr.u64 %each, %kind, 2;
-    and.b64 %kind, %kind, 3;
     ld.param.u64 %to, [offset];
     ld.param.u64 %more, [drawn];
     cvta.to.global.u64 %from, %from;
@@ -72,13 +70,12 @@ DECIDE:
     ld.global.s64 %number, [%from];
     setp.eq.u64 %again, %kind, 2;
     @!%again bra COMPARE;
-    add.s64 %number, %number, %each;
+    add.s64 %number, %number, 1;
     st.global.s64 [%from], %number;
 COMPARE:
     ld.global.s64 %limit, [%from+8];
     ld.global.s64 %stop, [%from+16];
-    add.s64 %number, %number, %each;
-    setp.le.s64 %below, %number, %limit;
+    setp.lt.s64 %below, %number, %limit;
     setp.eq.and.s64 %goes, %stop, 0, %below;
     setp.ne.and.u32 %goes, %ends, 1, %goes;
     bra SET;
@@ -98,10 +95,9 @@ SET:
 }
 """
 """The kernel that sets a condition, as ``nvcc -ptx -rdc=true`` compiles ``cudaGraphSetConditional(condition, …)``: the
-driver knows that function. By the two lowest bits of ``kind``: the byte of a branch; ``count < limit`` and not
-``stop``, before a loop; and after a run of its body, whose iterations, the other bits, it counts. If that has
-``drawn``, it advances the generator's ``offset``. A word of the host's memory (see ``stop.h``) has ``asked`` a loop to
-end."""
+driver knows that function. By ``kind``: the byte of a branch; ``count < limit`` and not ``stop``, before a loop; and
+after an iteration, which it counts. If that has ``drawn``, it advances the generator's ``offset``. A word of the host's
+memory (see ``stop.h``) has ``asked`` a loop to end."""
 
 _BRANCH, _FIRST, _AGAIN = range(3)
 _LAYOUT, _DECIDES = tuple((place, 8) for place in range(0, 48, 8)), ((8, 8),)
@@ -213,8 +209,7 @@ class _Nested:
         if repeats and self._stop is None:
             self._stop = self._device.native.Stop()
         setters = self.made.setdefault(path, [])
-        each = launch.iterations << 2
-        begin = self._set(graph, handle, setters, _FIRST | each if repeats else _BRANCH)
+        begin = self._set(graph, handle, setters, _FIRST if repeats else _BRANCH)
         count = len(launch.bodies)
         node, graphs = add_conditional(graph, int(self._context), handle, loop=repeats, bodies=count)
         add_edges(graph, [(begin, node)])
@@ -222,7 +217,7 @@ class _Nested:
             ends = self.fill(inner, body, (*path, number))
             if repeats:
                 offset = payload_of(body.recording).random_memory[1]
-                again = self._set(inner, handle, setters, _AGAIN | each, (offset, self._drawn))
+                again = self._set(inner, handle, setters, _AGAIN, (offset, self._drawn))
                 add_edges(inner, [(end, again) for end in ends])
         return begin, node
 

@@ -68,7 +68,7 @@ def _segments(native: ModuleType, program: Program, path: Path, made: dict[Path,
             if launch.bodies:
                 inner = [_segments(native, body, (*at, number), made) for number, body in enumerate(launch.bodies)]
                 bodies = [[launch for segment in each for launch in segment] for each in inner]
-                made[at] = native.Nest(bodies, launch.iterations if launch.kind is LaunchKind.WHILE else 0)
+                made[at] = native.Nest(bodies, launch.kind is LaunchKind.WHILE)
             else:
                 made[at] = _native_launch(native, launch, payloads[index])
             launches.append(made[at])

@@ -85,10 +85,10 @@ using Launches = std::vector<std::shared_ptr<Launch>>;
 // A loop or a branch. What its other words point to, launches of its bodies are told.
 struct Nest final : Launch {
   std::vector<Launches> bodies;
-  int64_t iterations; // that a run of its body is; 0 for a branch
+  bool repeats;
   int64_t decides = 0; // the address of a byte, or of a loop's count, limit and stop
 
-  Nest(std::vector<Launches> launches, int64_t count) : bodies(std::move(launches)), iterations(count) {}
+  Nest(std::vector<Launches> launches, bool is_loop) : bodies(std::move(launches)), repeats(is_loop) {}
 
   Patch patch(size_t word, int64_t delta) override {
     TORCH_CHECK(word == 0, "word ", word, " of a loop or branch is for its bodies");
@@ -96,7 +96,7 @@ struct Nest final : Launch {
   }
 
   void run() override {
-    if (iterations > 0) {
+    if (repeats) {
       loop(reinterpret_cast<volatile int64_t*>(decides));
     } else if (*reinterpret_cast<const volatile uint8_t*>(decides) != 0) {
       run(0);
@@ -108,9 +108,9 @@ struct Nest final : Launch {
  private:
   void loop(volatile int64_t* control) const {
     auto looked = std::chrono::steady_clock::now();
-    while (control[0] + iterations <= control[1] && control[2] == 0) {
+    while (control[0] < control[1] && control[2] == 0) {
       run(0);
-      __atomic_store_n(control, control[0] + iterations, __ATOMIC_RELEASE); // other threads read what the iteration wrote
+      __atomic_store_n(control, control[0] + 1, __ATOMIC_RELEASE); // other threads read what the iteration wrote
       if (std::chrono::steady_clock::now() - looked < std::chrono::milliseconds(20)) continue;
       look_at_signals();
       looked = std::chrono::steady_clock::now();

@@ -110,7 +110,7 @@ void bind(py::module_& m) {
   py::class_<Launch, std::shared_ptr<Launch>>(m, "Launch");
   py::class_<Kernel, Launch, std::shared_ptr<Kernel>>(m, "Kernel")
       .def(py::init<uintptr_t, const std::vector<uint64_t>&, const std::vector<bool>&>());
-  py::class_<Nest, Launch, std::shared_ptr<Nest>>(m, "Nest").def(py::init<std::vector<Launches>, int64_t>());
+  py::class_<Nest, Launch, std::shared_ptr<Nest>>(m, "Nest").def(py::init<std::vector<Launches>, bool>());
   using Outputs = std::vector<std::optional<Tensor>>;
   py::class_<Operator, Launch, std::shared_ptr<Operator>>(m, "Operator")
       .def(py::init([](const OperatorCall& call, const std::vector<bool>& moves, const Outputs& outputs) {

@@ -109,7 +109,7 @@ def program(*, random: bool = False) -> Program:
     )
     recording = capture.recording(payload=payload, device="cuda")
     assert control == recording.allocations[1].address
-    return looped({1: DEFAULT_PASSES(as_captured(recording, slots), "program")}, 1)
+    return looped(DEFAULT_PASSES(as_captured(recording, slots), "program"), 1)
 
 
 def copying(order: str) -> Program:
@@ -178,8 +178,8 @@ def test_a_loop_is_decided_before_it_and_after_each_iteration(monkeypatch: pytes
     ]
     found = {node[0]: node for node in region.nodes}
     assert set(found) == {1000, 1002, 1003, 1004, 1005}
-    assert numbers(found[1000][2]) == [500, 0, nested._FIRST | 4, 0, 0, 0x700]
-    assert numbers(found[1005][2]) == [500, 0, nested._AGAIN | 4, 0x608, 12, 0x700]
+    assert numbers(found[1000][2]) == [500, 0, nested._FIRST, 0, 0, 0x700]
+    assert numbers(found[1005][2]) == [500, 0, nested._AGAIN, 0x608, 12, 0x700]
     assert (region.segments, region.random, region.advancing) == ([(GRAPH, 99)], True, (0x600, 0x608))
     assert region.advances
 
@@ -230,7 +230,7 @@ def test_only_a_loop_by_itself_may_draw() -> None:
     assert nested._drawn(device, program(), capture) == 0
     assert nested._drawn(device, alone, capture) == 12
     with pytest.raises(CaptureError, match="draws random numbers"):
-        nested._drawn(device, looped({1: alone}, 1), capture)
+        nested._drawn(device, looped(alone, 1), capture)
     capture.graph = None
     with pytest.raises(CaptureError, match="one executable"):
         nested._drawn(device, alone, capture)

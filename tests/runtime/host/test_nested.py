@@ -113,7 +113,7 @@ def test_a_loop_within_a_loop() -> None:
         (lambda: torch.zeros(1)),
         (lambda inner, outer: (torch.tensor([0, outer, 0]), torch.tensor([0, inner, 0]))),
     )
-    program = looped({1: captured(step, [zeros(), *counts(3, 4)], 2).program}, 1)
+    program = looped(captured(step, [zeros(), *counts(3, 4)], 2).program, 1)
     verify(program)
     assert str(parse_program(str(program))) == str(program)
     assert [launch.count for launch in program.recording.launches] == [2]
