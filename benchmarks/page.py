@@ -281,11 +281,11 @@ def loops(results: Results) -> list[str]:
     lines = []
     for name, (run, row) in newest.items():
         ours = row["sides"]["loop"]["ms"]
-        sides = [row["sides"].get(side) for side in ("replays", "by hand", "reduce-overhead")]
+        sides = [row["sides"].get(side) for side in ("replays", "by hand", "default", "reduce-overhead")]
         ratios = [side and side["ms"] / ours for side in sides]
         shown = [results.show(ratio and Cell(f"{ratio:.2f}", run, ratio, ratio < LOSS)) for ratio in ratios]
         lines.append(line(name, *shown, f"{ours:,.2f}"))
-    over = ("over replays of one step", "over capture by hand", "over `reduce-overhead`")
+    over = ("over replays of one step", "over capture by hand", "over `default`", "over `reduce-overhead`")
     return with_head(["loop", *over, "ms"], lines)
 
 
@@ -397,9 +397,9 @@ def rank_cell(row: Mapping[str, Any] | None, best: float) -> str:
 
 
 def versions(results: Results) -> list[str]:
-    """The newest comparison that says which versions it is of. Pairs that were measured later count alone."""
+    """Comparisons that say which versions they are of. Pairs that were measured later count alone."""
     lines = []
-    for run in [run for run in results.named("versions") if "versions" in run.found][-1:]:
+    for run in [run for run in results.named("versions") if "versions" in run.found]:
         pairs = {**run.found["workloads"], **run.found.get("later", {}).get("workloads", {})}
         ratios = {
             name: statistics.median(pair["ratio"] for pair in found if "ratio" in pair) for name, found in pairs.items()
@@ -408,7 +408,7 @@ def versions(results: Results) -> list[str]:
         apart = [f"{name} {ratio:.2f}" for name, ratio in sorted(ratios.items()) if not 0.95 <= ratio <= 1.05]
         between = f"{run.found['versions']['old']} over {run.found.get('later', run.found)['versions']['new']}"
         rest = f"Beyond 5 %: {', '.join(apart) or 'none'}."
-        lines.append(f"{between}{results.mark(run)}: {overall:.2f} over {count} workloads. {rest}")
+        lines.append(f"- {between}{results.mark(run)}: {overall:.2f} over {count} workloads. {rest}")
     return lines
 
 
