@@ -111,14 +111,12 @@ class Block(nn.Module):
 
 
 def network() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 72, 3, padding=1), Block(72), nn.MaxPool2d(2), nn.Conv2d(72, 80, 3), nn.Flatten(2), nn.Linear(9, 4)
-    )
+    return nn.Sequential(nn.Conv2d(3, 72, 3, padding=1), Block(72), nn.Conv2d(72, 80, 3), nn.Flatten(2))
 
 
 def trained(wrap: Callable[[Any], Any]) -> tuple[list[torch.Tensor], list[tuple[int, ...]], int]:
     """Losses, parameters and one gradient after some steps; strides; replays."""
-    ours = setup(lambda parameters: torch.optim.SGD(parameters, 0.01, momentum=0.9), network)
+    ours = setup(lambda parameters: torch.optim.SGD(parameters, 0.01), network)
 
     def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         made = ours.model(x)

@@ -43,7 +43,7 @@ def model_of(lightning: Any, **members: Any) -> Any:
     def __init__(self: Any) -> None:
         lightning.LightningModule.__init__(self)
         torch.manual_seed(0)
-        self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+        self.first, self.second = torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 4, bias=False)
         self.seen: list[Any] = []
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
@@ -59,7 +59,7 @@ def model_of(lightning: Any, **members: Any) -> Any:
         self.seen += [float(value) for value in outputs.values()]
 
     def configure_optimizers(self: Any) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=0.01)
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
     own = {each.__name__: each for each in (__init__, training_step, on_train_batch_end, configure_optimizers)}
     return type("Model", (lightning.LightningModule,), {**own, **members})()
@@ -163,7 +163,7 @@ def test_accumulation_that_begins_later(lightning: Any, adapter: Any) -> None:
 
 def test_an_error_is_raised_and_the_module_is_given_back(lightning: Any, adapter: Any) -> None:
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
-        if batch_idx == 2:
+        if batch_idx == 1:
             raise ValueError("mine")
         return self.second(self.first(batch[0])).sum()
 

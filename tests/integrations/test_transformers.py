@@ -17,19 +17,17 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def test_decoding_steps_are_one_program_whatever_the_prompt() -> None:
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
-    config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, pad_token_id=0, eos_token_id=None)
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = _small()
     usual = {"max_new_tokens": 6, "do_sample": False}
     for length in (5, 9, 7):
         prompt = torch.randint(1, 64, (1, length))
         given = {"attention_mask": torch.ones_like(prompt), **usual}
         plain = model.generate(prompt, **given)
-        assert torch.equal(model.generate(prompt, **given, **generation(32)), plain)
+        assert torch.equal(model.generate(prompt, **given, **generation(64)), plain)
     assert len(pygraph.reports()) == 1
     assert pygraph.counters()["captures"] == 1
 
-    model.generation_config.update(**generation(32))  # the same program
+    model.generation_config.update(**generation(64))  # the same program
     given = {"attention_mask": torch.ones_like(prompt), **usual}
     assert torch.equal(model.generate(prompt, **given), plain)
     assert pygraph.counters()["captures"] == 1
@@ -46,15 +44,15 @@ def test_options_are_those_of_the_backend() -> None:
     }
 
 
-def _small() -> object:
+def _small(layers: int = 1) -> object:
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
-    config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, pad_token_id=0, eos_token_id=None)
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=layers, pad_token_id=0, eos_token_id=None)
     return transformers.LlamaForCausalLM(config).eval()
 
 
 def test_generated_tokens_are_those_of_the_model() -> None:
-    model = _small()
+    model = _small(layers=2)
     for length in (5, 4, 6, 3):
         prompt = torch.randint(1, 64, (3, length))
         mask = torch.ones_like(prompt)
