@@ -280,14 +280,18 @@ def _replaced(model: Any) -> None:
     model.layer.bias = Parameter(torch.randn(4))
 
 
-CHANGES = (
-    *(_resized, _shrunk, _moved, _strided, _doubled, _aliased, _the_same, _untied, _optioned, _hooked, _frozen),
-    *(_swapped, _data, _other_type, _deleted, _sub, _attribute, _replaced),
+OF_CACHES = (_resized, _shrunk, _moved, _strided, _doubled, _aliased, _the_same, _sub)
+OTHERS = (_untied, _optioned, _hooked, _frozen, _swapped, _data, _other_type, _deleted, _attribute, _replaced)
+
+
+@pytest.mark.parametrize(
+    ("change", "grouped"),
+    [
+        pytest.param(change, grouped, marks=pytest.mark.sweep if grouped and change in OTHERS else ())
+        for change in OF_CACHES + OTHERS
+        for grouped in (False, True)
+    ],
 )
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("grouped", [False, True])
 def test_what_is_held_changes(change: Callable[[Any], None], grouped: bool) -> None:
     model = Model()
     if grouped:

@@ -712,6 +712,8 @@ def test_a_second_capture_that_is_broken_off_leaves_the_first_one(error: type[Ba
     assert world.ran == ["program"] * 50
 
 
+EACH_LINE = pytest.mark.parametrize("each", [4, pytest.param(1, marks=pytest.mark.sweep)])
+
 INTERRUPTED = tuple(map(inspect.getfile, (Contest, Lives, RegionRecord, Variant)))
 
 
@@ -734,9 +736,10 @@ class Interrupt:
         return self
 
 
-def interrupts(calls: Callable[[], Region]) -> Iterator[tuple[Region, str]]:
-    """A region after the next call of one that ``calls`` makes, interrupted at each line in turn, and the line."""
-    for at in count():
+def interrupts(calls: Callable[[], Region], each: int) -> Iterator[tuple[Region, str]]:
+    """A region after the next call of one that ``calls`` makes, interrupted at one line of ``each`` in turn, and the
+    line."""
+    for at in count(step=each):
         region, interrupt = calls(), Interrupt(at)
         before = sys.gettrace()
         sys.settrace(interrupt)
@@ -762,7 +765,8 @@ def assert_over(region: Region, where: str) -> None:
     assert world.ran[before:] == [variant.order or "program"] * 3, where
 
 
-def test_a_decision_that_is_interrupted_is_found_by_the_next_call(tmp_path: Path) -> None:
+@EACH_LINE
+def test_a_decision_that_is_interrupted_is_found_by_the_next_call(tmp_path: Path, each: int) -> None:
     def calls() -> Region:
         world.host["dependences"] = 0.5 * FAST
         region, _ = make(driver=Parallel(), order="measured", cache_dir=str(tmp_path))
@@ -771,7 +775,7 @@ def test_a_decision_that_is_interrupted_is_found_by_the_next_call(tmp_path: Path
         assert region.record.contests == 1
         return region
 
-    for region, where in interrupts(calls):
+    for region, where in interrupts(calls, each):
         call(region, 2)
         assert_over(region, where)
         assert [each.order for each in region.record.orders] == ["dependences"], where
@@ -779,8 +783,11 @@ def test_a_decision_that_is_interrupted_is_found_by_the_next_call(tmp_path: Path
             file.unlink()
 
 
+@EACH_LINE
 @pytest.mark.parametrize("before", [1, 2])
-def test_a_life_that_is_interrupted_leaves_a_capture_that_counts_and_no_contest_that_never_ends(before: int) -> None:
+def test_a_life_that_is_interrupted_leaves_a_capture_that_counts_and_no_contest_that_never_ends(
+    before: int, each: int
+) -> None:
     """That captures, or begins the contest."""
 
     def calls() -> Region:
@@ -789,7 +796,7 @@ def test_a_life_that_is_interrupted_leaves_a_capture_that_counts_and_no_contest_
         call(region, before)
         return region
 
-    for region, where in interrupts(calls):
+    for region, where in interrupts(calls, each):
         call(region, 4 + TURNS)
         assert region.record.captures == 1, where
         assert region.record.state == "replay", where
