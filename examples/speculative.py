@@ -22,11 +22,11 @@ LONGEST, NEW, DRAFTED = 16, 96, 4
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def models() -> tuple[Any, Any]:
-    """A target of 4 layers, and its first one as a draft. The others change little, as those of a model whose draft was
-    trained for it would."""
+def models(layers: int = 4) -> tuple[Any, Any]:
+    """A target of so many layers, and its first one as a draft. The others change little, as those of a model whose
+    draft was trained for it would."""
     sizes = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
-    target = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4, eos_token_id=None))
+    target = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=layers, eos_token_id=None))
     draft = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, eos_token_id=None))
     with torch.no_grad():
         for layer in target.model.layers[1:]:

@@ -625,7 +625,7 @@ def model(x):
     return torch.relu(x @ x) + 1
 
 def call():
-    x = torch.randn(8, 8)
+    x = torch.randn(3, 3)
     assert torch.equal(model(x), torch.relu(x @ x) + 1)
 
 for _ in range(4):
@@ -697,13 +697,13 @@ def test_without_a_native_half_regions_stay_uncaptured_and_the_compiler_runs_onc
 ) -> None:
     broken.touch()
     with native_build.waiting_for_builds():
-        for size in (3, 4, 5):
+        for size in (3, 4):
             call = compiled(size)
             call()
             call()
     assert (tmp_path / "calls").read_text().split() == ["call"]
-    assert [report.error for report in pygraph.reports()] == [None] * 3
-    assert reasons() == ["native-unavailable"] * 3
+    assert [report.error for report in pygraph.reports()] == [None] * 2
+    assert reasons() == ["native-unavailable"] * 2
     assert caplog.text.count("nothing is captured") == 1
 
 
