@@ -105,7 +105,12 @@ def _undecided(program: Program, part: range, numbers: Mapping[_Key, int]) -> Pr
     names = {slot.key: (_INPUT, numbers[slot.key]) if slot.key in numbers else slot.key for slot in slots}
     names |= {each.key: each.key for each in recording.allocations if each.kind is _CONSTANT}
     allocations = [
-        replace(each, kind=names[each.key][0], index=names[each.key][1], born=max(each.born - part.start, 0))
+        replace(
+            each,
+            kind=names[each.key][0],
+            index=names[each.key][1],
+            born=0 if each.key in numbers else max(each.born - part.start, 0),  # copies that go are written earlier
+        )
         for each in recording.allocations
         if each.key in names
     ]

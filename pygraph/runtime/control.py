@@ -71,10 +71,10 @@ class Bodies:
             if any(not isinstance(each, torch.Tensor) for each in returned):
                 raise CaptureError("control-flow", "a branch returns something else than tensors")
             if not results:
-                results = self._apart(returned, args)
+                results = _apart(returned, args, self._storage)
             else:
                 for result, value in zip(results, returned, strict=True):
-                    result.copy_(value)
+                    _copy(value, result)
             bounds.append(self._launches())
         self._note(LaunchKind.IF, decides, bounds, functions)
         return results
@@ -83,7 +83,7 @@ class Bodies:
         """The state that a loop ends with."""
         if any(not isinstance(each, torch.Tensor) for each in carried):
             raise CaptureError("control-flow", "a loop carries something else than tensors")
-        state = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in carried]
+        state = list(map(_copied, carried))
         control = torch.zeros(3, dtype=torch.int64, device=state[0].device)
         control[1].fill_(_WITHOUT_END)
         stop = control[2]
@@ -92,7 +92,7 @@ class Bodies:
         returned = self._run(body, [*state, *given])
         for old, new in zip(state, self._unmixed(state, list(returned)), strict=True):
             if not self._is_same(old, new):
-                old.copy_(new)
+                _copy(new, old)
         stop.copy_(self._run(check, [*state, *given])[0].logical_not())
         self._note(LaunchKind.WHILE, control, [begin, self._launches()], [body])
         return state
@@ -100,15 +100,6 @@ class Bodies:
     def _note(self, kind: LaunchKind, decides: torch.Tensor, bounds: Sequence[int], bodies: Sequence[Function]) -> None:
         if bounds[0] < bounds[-1]:
             self.nests.append(Nest(kind, self._address(decides), tuple(bounds), tuple(map(_name_of, bodies))))
-
-    def _apart(self, returned: Sequence[torch.Tensor], args: Sequence[Any]) -> list[torch.Tensor]:
-        """``returned``, of which none shares memory with another, or with ``args``."""
-        taken = {self._storage(each) for each in args if isinstance(each, torch.Tensor)}
-        found: list[torch.Tensor] = []
-        for each in returned:
-            found.append(_copied(each) if self._storage(each) in taken else each)
-            taken.add(self._storage(found[-1]))
-        return found
 
     def _unmixed(self, state: Sequence[torch.Tensor], returned: Sequence[Any]) -> list[torch.Tensor]:
         """``returned``, with copies of what lies in the memory of ``state``, unless it is the very value of its
@@ -178,7 +169,8 @@ def cond(predicate: Any, first: Function, second: Function, args: list[Any]) -> 
     body, other = (first, second) if predicate else (second, first)
     _ran(body)
     _try(other, args)
-    return body(args)
+    given = list(args)  # bodies empty their arguments
+    return _apart(body(args), given, _storage_of)
 
 
 def while_loop(check: Function, body: Function, carried: Sequence[Any], given: Sequence[Any]) -> list[Any]:
@@ -196,7 +188,24 @@ def while_loop(check: Function, body: Function, carried: Sequence[Any], given: S
     while holds:
         state = list(body([*state, *given]))
         holds = check([*state, *given])[0]
-    return state
+    return _apart(state, [*carried, *given], _storage_of)
+
+
+def _apart(returned: Sequence[Any], args: Sequence[Any], storage: Callable[[torch.Tensor], int]) -> list[Any]:
+    """``returned``, of which no tensor shares memory with another, or with ``args``: Inductor has a body return one for
+    equal results."""
+    taken = {storage(each) for each in args if isinstance(each, torch.Tensor)}
+    found = list[Any]()
+    for each in returned:
+        if isinstance(each, torch.Tensor):
+            each = _copied(each) if storage(each) in taken else each
+            taken.add(storage(each))
+        found.append(each)
+    return found
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _try(body: Function, args: Sequence[Any]) -> None:
@@ -226,10 +235,24 @@ def _name_of(body: Function) -> str:
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return made.zero_()
+    return _empty(tensor).zero_()
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
+    made = _empty(tensor)
+    _copy(tensor, made)
+    return made
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy ``source`` to ``target``; elements that an expanded tensor has in one place, once."""
+    for dim, (size, stride) in enumerate(zip(target.size(), target.stride(), strict=True)):
+        if size > 1 and not stride:
+            if source.stride(dim):
+                raise CaptureError("control-flow", "bodies return results of other strides")
+            source, target = source.narrow(dim, 0, 1), target.narrow(dim, 0, 1)
+    target.copy_(source)

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import pygraph
+from pygraph.errors import CaptureError
 from pygraph.program import fold
 from pygraph.runtime import life
+from pygraph.runtime.control import Bodies, cond
 from pygraph.runtime.variants import LOOKS
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -141,6 +143,40 @@ def test_constants_and_tensors_from_outside_reach_bodies() -> None:
         return torch.cond(x.sum() > 0, lambda x: x * table + y, lambda x: x + y @ W, (x,))
 
     replayed(fn, (x(1.0), x(2.0)), (x(-1.0), x(3.0)))
+
+
+def test_results_that_are_expanded() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def one(x: torch.Tensor) -> torch.Tensor:
+            return (x[0] + 1).expand(4, 4)
+
+        b = torch.cond(x.sum() > 0, one, lambda x: (x[1] * 2).expand(4, 4), (x,))
+        return b + x, b
+
+    replayed(fn, (x(1.0),), (x(-1.0),))
+
+
+def test_equal_results_are_tensors_of_their_own() -> None:
+    def fn(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            new = torch.tanh(x @ W)
+            return new.clone(), new.clone()
+
+        b, c = torch.cond(x.sum() > 0, twice, lambda x: (x * 2, x * 3), (x,))
+        first = torch.zeros((), dtype=torch.int64), x.clone(), x.clone()
+        _, d, e = torch.while_loop(lambda i, d, e: i < n, lambda i, d, e: (i + 1, d + 1, d + 1), first)
+        return b, c, d, e
+
+    replayed(fn, *((x(value), torch.tensor(n)) for value, n in ((1.0, 2), (-1.0, 0), (2.0, 1))))
+    compiled = torch.compile(fn, backend="pygraph", dynamic=False)
+    results = compiled(x(1.0), torch.tensor(2))
+    assert len({result.untyped_storage().data_ptr() for result in results}) == 4
+
+
+def test_bodies_whose_results_are_not_expanded_alike_are_not_captured() -> None:
+    bodies = Bodies(lambda: 0, lambda fn, args: fn(args), torch.Tensor.data_ptr, torch.Tensor.data_ptr)
+    with bodies.noted(), pytest.raises(CaptureError, match="results of other strides"):
+        cond(torch.tensor(True), lambda args: [torch.zeros(1).expand(4)], lambda args: [torch.ones(4)], [])
 
 
 def test_sizes_that_vary() -> None:
