@@ -456,7 +456,7 @@ def test_captures_make_room_where_a_call_that_is_to_be_captured_is_short_of_memo
     other, _ = make()
     calls(other, 4, 4)
     region, _ = process(tmp_path)
-    region._lives.subject = replace(region._lives.subject, run=short)
+    region._lives._run = short
     with pytest.raises(torch.OutOfMemoryError):
         calls(region, 4)
     assert other.captures() == []
