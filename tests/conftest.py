@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,14 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with contextlib.suppress(CaptureError):  # each test says so
             build.load()
     return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt: a job in a shell's background ignores it, and endless loops would go on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

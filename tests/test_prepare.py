@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -462,15 +462,6 @@ def test_a_process_that_ends_ends_what_is_prepared_in_the_background() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt: a job in a shell's background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", range(1, 8))
 def test_an_interrupt_leaves_all_as_it_was(number: int) -> None:
     """At each call in turn. What is captured by then stays, and later calls have to pay again."""
