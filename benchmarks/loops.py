@@ -37,6 +37,7 @@ import pygraph
 from benchmarks.capture_cost import assert_close, drain
 from benchmarks.suite.diffusion import tiny_unet, unet
 from benchmarks.suite.inference import made
+from benchmarks.suite.parts import Perceptron
 from pygraph.runtime.native_build import waiting_for_builds
 
 __all__ = ["ROWS", "measure"]
@@ -201,7 +202,7 @@ def diffusion(device: str, tiny: bool) -> Sides:
 def early_exit(device: str, tiny: bool) -> Sides:
     """The host of the other side reads the condition."""
     width, layers = (16, 4) if tiny else (512, 16)
-    net = made(lambda: nn.Sequential(*(Block(width) for _ in range(layers))), device).float()
+    net = made(lambda: nn.Sequential(*(Perceptron(width) for _ in range(layers))), device).float()
     first, last = net[: layers // 2], net[layers // 2 :]
     x = torch.randn(8, width, device=device)
 
@@ -213,17 +214,6 @@ def early_exit(device: str, tiny: bool) -> Sides:
     skips = torch.tensor(1e9, device=device)
     ours = torch.compile(model, dynamic=False, backend="pygraph")
     return {OURS: lambda: ours(x, skips), "default": (lambda run: lambda: run(x, skips))(torch.compile(model))}
-
-
-class Block(nn.Module):
-    """Normalised, widened, and added: takes and returns [batch, width]."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
 
 
 def whiles(device: str, tiny: bool) -> Sides:

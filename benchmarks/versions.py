@@ -116,7 +116,7 @@ class Worker:
         import pygraph
 
         states = [str(region.state) for report in pygraph.reports() for region in report.regions]
-        return {"regions": states, "package": str(Path(pygraph.__file__).parent)}
+        return {"regions": states, "package": "/".join(Path(pygraph.__file__).parts[-3:-1])}
 
     def _sums(self, result: Any) -> list[tuple[float, float]]:
         leaves = result if isinstance(result, (tuple, list)) else [result]

@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks.workload import Step
 
-__all__ = ["Block", "TokenModel", "in_turn", "mlp"]
+__all__ = ["Block", "Perceptron", "TokenModel", "in_turn", "mlp"]
 
 
 def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -50,6 +50,18 @@ class Block(nn.Module):
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         made: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return made
+
+
+class Perceptron(nn.Module):
+    """Normalised, widened, and added: takes and returns [batch, width]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+        return result
 
 
 class TokenModel(nn.Module):

@@ -14,9 +14,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from pygraph.errors import CaptureError
-from pygraph.program.bodies import as_body, owner_of
 from pygraph.program.copies import without_copies
 from pygraph.program.default import LaunchPasses, undecided
+from pygraph.program.loops import as_body, owner_of
 from pygraph.program.nested import decided_by
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Allocation, AllocationKind, Launch, Nest, Payload, Recording

@@ -48,11 +48,11 @@ class Bodies:
         self,
         launches: Callable[[], int],
         run: Callable[[Function, list[Any]], Sequence[Any]],
-        address: Callable[[torch.Tensor], int],
-        storage: Callable[[torch.Tensor], int],
+        address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr,
+        storage: Callable[[torch.Tensor], int] | None = None,
     ) -> None:
         self.nests: list[Nest] = []
-        self._launches, self._run, self._address, self._storage = launches, run, address, storage
+        self._launches, self._run, self._address, self._storage = launches, run, address, storage or _storage_of
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:

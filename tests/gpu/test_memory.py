@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import pygraph
+from benchmarks.suite.parts import Perceptron
 from pygraph.compat import clear_cublas_workspaces
 from pygraph.runtime.contract import Driver
 from tests.gpu.programs import assert_replayed, compiled
@@ -68,22 +69,13 @@ def test_a_large_region_is_launched_in_segments(driver: Driver) -> None:
         assert same_bits([t.cpu() for t in kept], reference)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-
-
 def steps(compile_: Callable[[nn.Module], Callable[..., Any]], *, train: bool) -> tuple[list[float], int, int]:
     """Results, peak of allocated bytes over warm calls, and bytes reserved at the end."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block(1024) for _ in range(12))).cuda().bfloat16()
+    model = nn.Sequential(*(Perceptron(1024) for _ in range(12))).cuda().bfloat16()
     call = compile_(model)
     values: list[float] = []
 

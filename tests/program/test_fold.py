@@ -119,5 +119,5 @@ def test_the_verifier_names_what_a_fold_forgets() -> None:
     small = tuple(
         replace(each, nbytes=1) if each.kind is AllocationKind.POOL else each for each in program.recording.allocations
     )
-    with pytest.raises(ProgramError):
+    with pytest.raises(ProgramError, match="which has 1"):
         verify(replace(program, recording=replace(program.recording, allocations=small)))

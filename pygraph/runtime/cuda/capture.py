@@ -165,10 +165,6 @@ def _stand_ins(arena: Arena, device: int, args: Sequence[Any]) -> tuple[tuple[An
     return tuple(made), allocations
 
 
-def _storage_of(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage().data_ptr())
-
-
 # -- one capture ------------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +188,7 @@ class _Attempt:
         lease.idle = self._session.idle
         calls = self._eager_calls(frozenset(eager), collectives)
         self._observer = Observer(self._session.nodes, device.native.wipe_stack, calls)
-        self._bodies = Bodies(self._session.nodes, run_inside, torch.Tensor.data_ptr, _storage_of)
+        self._bodies = Bodies(self._session.nodes, run_inside)
         self._random = (0, 0)
 
     def record(self) -> Recording:

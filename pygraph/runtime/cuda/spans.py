@@ -209,11 +209,8 @@ class Observer:
         """
         begin = self._nodes_before(name)
         self.wipe_stack()
-        try:
+        with blaming(name, self.fail):
             result = run()
-        except Exception:
-            self.fail(name)
-            raise
         end = self.nodes()
         if end is None:
             self.fail(name)

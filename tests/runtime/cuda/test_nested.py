@@ -87,6 +87,13 @@ class Native:
         return SimpleNamespace(address=0x700)
 
 
+def held(nodes: Sequence[Any], arguments: Sequence[Any], *, random: bool = False) -> CudaCapture:
+    """The driver's handle on a capture of these."""
+    graph: Any = SimpleNamespace(raw_cuda_graph=lambda: CAPTURED)
+    lease: Any = None
+    return CudaCapture(graph, tuple(nodes), tuple(arguments), 0, random, (), lease, (0x600, 0x608))
+
+
 def program(*, random: bool = False) -> Program:
     """A loop over a kernel that fills t of x, one that fills half of t again, and one that writes x of t."""
     capture = Capture()
@@ -97,9 +104,7 @@ def program(*, random: bool = False) -> Program:
     capture.launch(t, x, name="last", uses=[reads(0, 64), writes(1, 64)])
     nodes = (KernelNode(100, bytes(16), WORDS, WORDS), FillNode(101), KernelNode(102, bytes(16), WORDS, WORDS))
     arguments = (torch.empty(16), torch.empty(3, dtype=torch.int64))
-    graph: Any = SimpleNamespace(raw_cuda_graph=lambda: CAPTURED)
-    lease: Any = None
-    payload = CudaCapture(graph, nodes, arguments, 0, random, (), lease, (0x600, 0x608))
+    payload = held(nodes, arguments, random=random)
     slots = (
         Slot(0, 0, INPUT, 0, 0),
         Slot(0, 1, POOL, 0, 0),
@@ -121,8 +126,6 @@ def copying(order: str) -> Program:
     capture.launch(x, y, name="last", uses=[reads(0, 64), writes(1, 64)])
     nodes = (KernelNode(100, bytes(16), WORDS, WORDS), CopyNode(101, 64), KernelNode(102, bytes(16), WORDS, WORDS))
     arguments = (torch.empty(16), torch.empty(3, dtype=torch.int64), torch.empty(16))
-    graph: Any = SimpleNamespace(raw_cuda_graph=lambda: CAPTURED)
-    lease: Any = None
     slots = (
         Slot(0, 0, INPUT, 0, 0),
         Slot(0, 1, POOL, 0, 0),
@@ -131,7 +134,7 @@ def copying(order: str) -> Program:
         Slot(2, 0, INPUT, 0, 0),
         Slot(2, 1, INPUT, 2, 0),
     )
-    recording = capture.recording(payload=CudaCapture(graph, nodes, arguments, 0, False, (), lease), device="cuda")
+    recording = capture.recording(payload=held(nodes, arguments), device="cuda")
     assert control == recording.allocations[2].address
     return LoopPasses(1)(undecided(recording, slots), order)
 
@@ -203,7 +206,7 @@ def test_addresses_go_to_the_nodes_of_bodies(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("order", ["program", "dependences"])
 def test_copies_that_are_not_needed_have_no_nodes(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
-    """What waited for one waits for what that waited for."""
+    """Those that waited for one wait for all that it waited for."""
     driver, edges, region = made(monkeypatch, copying(order))
     assert driver.added == [(GRAPH, "set"), (GRAPH, "while"), (BODY, 100), (BODY, 102), (BODY, "set")]
     assert edges[1:3] == [(BODY, [(1002, 1003)]), (BODY, [(1003, 1004)])]
