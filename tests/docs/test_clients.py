@@ -110,7 +110,8 @@ def test_a_size_is_due_within_one_pass_over_the_blocks(capture_after: int, captu
 # -- Lightning ---------------------------------------------------------------------------------------------------------
 
 
-def test_lightning_compiles_the_training_step_of_a_wrapped_module(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [in_place, wrapped])
+def test_ways_to_compile_under_lightning(way: Any, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -118,8 +119,11 @@ def test_lightning_compiles_the_training_step_of_a_wrapped_module(tmp_path: Path
             super().__init__()
             self.model = Model()
 
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(x)
+
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
-            loss = self.model(batch).square().mean()
+            loss = self(batch).square().mean()
             self.log("loss", loss)
             return loss
 
@@ -127,9 +131,14 @@ def test_lightning_compiles_the_training_step_of_a_wrapped_module(tmp_path: Path
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(accelerator="cpu", max_steps=1, default_root_dir=tmp_path, **quiet)
-    with pytest.raises(torch._dynamo.exc.InternalTorchDynamoError, match=r"self\.log"):
-        trainer.fit(wrapped(Module()), torch.utils.data.DataLoader(torch.randn(4, 16), batch_size=4))
+    trainer = lightning.Trainer(accelerator="cpu", max_steps=4, default_root_dir=tmp_path, **quiet)
+    module, data = way(Module()), torch.utils.data.DataLoader(torch.randn(16, 16), batch_size=4)
+    if way is wrapped:  # the training step is compiled
+        with pytest.raises(torch._dynamo.exc.InternalTorchDynamoError, match=r"self\.log"):
+            trainer.fit(module, data)
+        return
+    trainer.fit(module, data)
+    assert pygraph.counters() == {"captures": 2, "replays": 4, "uncaptured": 4}  # forward and backward pass
 
 
 # -- accelerate, Trainer -----------------------------------------------------------------------------------------------
