@@ -5,10 +5,11 @@ took: nothing waits, and calls of other regions, or other sizes, may come in bet
 finds the device idle takes longer, and callers who wait do so every so many calls.
 
 Of ROUNDS rounds, the other order has to win all but one by its margin; anything less is a tie, and replays as before.
-What is certain before the last round ends it. Where the caller's loop takes longer than the device, as one does that
-waits for each result, the loop has the last word: an order that makes it slower, from one call to the next, is not
-chosen, however fast the device is. The decision is kept on disk for later processes. Nothing here makes a
-call, and no call runs twice.
+What is certain before the last round ends it. Where the device waits for the caller's loop, as it does for one that
+reads each result, the loop has the last word: an order that makes it slower, from one call to the next, is not chosen,
+however fast the device is. A loop of several regions is known by the device's time from the begin of one call to that
+of the next: where that is longer than the host's, the host is ahead. The decision is kept on disk for later processes.
+Nothing here makes a call, and no call runs twice.
 
 Ranks that have to replay alike decide together (``JointContest``): on an order, and on captured collectives.
 """
@@ -87,6 +88,8 @@ class _Rounds:
         self.calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self.loops: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         """Seconds from a call in each order to the next call, but for those that timing it takes."""
+        self.lags: list[float] = []
+        """Seconds by which the device took longer than the host from the begin of a call to that of the next."""
         self._judged = 0
         """Rounds that said nothing yet."""
 
@@ -124,28 +127,31 @@ class _Rounds:
 
     def _slows_the_loop(self, times: list[float]) -> bool:
         """True if the other order makes the caller's loop slower, where that is not ahead of the device, which takes
-        ``times`` in that of the program."""
+        ``times`` for this variant in the program's order, and more for the loop if it has other work as well."""
         if min(map(len, self.loops.values())) < TURNS:
             return False
         program, dependences = map(median, self.loops.values())
-        waits = program > (1 - LOOP_MARGIN) * median(times)
-        return waits and dependences > (1 + LOOP_MARGIN) * program
+        ahead = program <= (1 - LOOP_MARGIN) * median(times) or median(self.lags or [0.0]) > LOOP_MARGIN * program
+        return not ahead and dependences > (1 + LOOP_MARGIN) * program
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Turn:
-    """A call in one order, what times it, and when it began."""
+    """A call in one order, what times it, and when it began; the turn that the call before had, until both are over;
+    and seconds that it took, once they are known."""
 
     order: str
     timer: Timer
     began: float
+    before: _Turn | None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """A call that was timed: seconds that it took, and when timing it was over."""
+    """A call that was timed: seconds that the host took, and when timing it was over."""
 
-    order: str
+    turn: _Turn
     seconds: float
     left: float
 
@@ -188,19 +194,21 @@ class Contest:
     def enter(self) -> _Turn | None:
         """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
         and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
-        self._come_round()
+        before = self._come_round()
         order = None if self._vain >= PATIENCE else self._next()
         timer = None if order is None else self._driver.timer(self._device)
         if order is None or timer is None:
             return None
         self._vain += 1
-        return _Turn(order, timer, self._clock())
+        return _Turn(order, timer, self._clock(), before)
 
-    def _come_round(self) -> None:
-        """A call begins: if the last one was timed, the caller's loop has come round."""
+    def _come_round(self) -> _Turn | None:
+        """A call begins: if the last one was timed, the caller's loop has come round. Returns that one's turn."""
         last, self._last = self._last, None
-        if last is not None:
-            self._rounds.loops[last.order].append(last.seconds + self._clock() - last.left)
+        if last is None:
+            return None
+        self._rounds.loops[last.turn.order].append(last.seconds + self._clock() - last.left)
+        return last.turn
 
     def leave(self, turn: _Turn | None, choose: Callable[[Decision], None]) -> None:
         """A call of ``turn`` was submitted. ``choose`` is told the decision at the end of the call that finds it; and
@@ -217,7 +225,7 @@ class Contest:
         finally:
             if me in self._leaving:
                 self._leaving.remove(me)
-            self._last = None if turn is None else _Past(turn.order, seconds, self._clock())
+            self._last = None if turn is None else _Past(turn, seconds, self._clock())
 
     def _stop(self, turn: _Turn | None) -> None:
         self._vain = 0
@@ -228,12 +236,20 @@ class Contest:
         """The decision, if calls that are over by now say something."""
         if turn is not None:
             self._under_way.append(turn)
-        while (found := self._judge()) is None and self._under_way:
-            seconds = self._under_way[0].timer.seconds()
-            if seconds is None:
-                break
-            self._rounds.calls[self._under_way.popleft().order].append(seconds)
+        while (found := self._judge()) is None and self._under_way and self._over_by_now(self._under_way[0]):
+            self._under_way.popleft()
         return found
+
+    def _over_by_now(self, turn: _Turn) -> bool:
+        """Counts ``turn`` if the device is through with it."""
+        turn.seconds = turn.timer.seconds()
+        if turn.seconds is None:
+            return False
+        self._rounds.calls[turn.order].append(turn.seconds)
+        before, turn.before = turn.before, None
+        if before is not None and before.seconds is not None:
+            self._rounds.lags.append(turn.timer.since(before.timer) - (turn.began - before.began))
+        return True
 
     def _judge(self) -> Decision | None:
         return self._rounds.judge()
@@ -260,6 +276,9 @@ class _Untimed:
 
     def seconds(self) -> None:
         return None
+
+    def since(self, earlier: Any) -> float:
+        raise NotImplementedError  # nothing is asked of a timer whose seconds are not known
 
 
 class JointContest(Contest):
@@ -290,11 +309,11 @@ class JointContest(Contest):
         self._timed_calls: list[int] = []
 
     def enter(self) -> _Turn | None:
-        self._come_round()
+        before = self._come_round()
         place = self._place()
         if place >= self.TURNS:
             return None
-        return _Turn(_PLAN[place], self._driver.timer(self._device) or _Untimed(), self._clock())
+        return _Turn(_PLAN[place], self._driver.timer(self._device) or _Untimed(), self._clock(), before)
 
     def _stop(self, turn: _Turn | None) -> None:
         if turn is not None:
@@ -302,15 +321,12 @@ class JointContest(Contest):
             self._under_way.append(turn)
             self._timed_calls.append(self._place())
 
-    def _find(self, turn: _Turn | None) -> Decision | None:
+    def _find(self, turn: _Turn | None) -> Decision | None:  # noqa: ARG002
         if self._place() < self.TURNS - 1:
             return None
         self._driver.synchronise(self._device)
         while self._under_way:
-            turn = self._under_way.popleft()
-            seconds = turn.timer.seconds()
-            if seconds is not None:
-                self._rounds.calls[turn.order].append(seconds)
+            self._over_by_now(self._under_way.popleft())
         decision = self._judge() or self._rounds.decide(PROGRAM)
         try:
             won = self._agree(str(self._timed_calls) if decision.order == DEPENDENCES else None)

@@ -78,6 +78,9 @@ class Timer(Protocol):
     def seconds(self) -> float | None:
         """How long that took, once it is over; None before. Nothing waits."""
 
+    def since(self, earlier: Any) -> float:
+        """Seconds from the begin of ``earlier``, a timer of the same device, to that of this one. Both are over."""
+
 
 class Driver(Protocol):
     """Captures and replays regions on one kind of device. ``parallel``: whether launches may run side by side there."""

@@ -169,8 +169,8 @@ _GROUPS = {
     "several-devices foreign-device": Reason(
         Lasting.SIZES, "arguments or results are on another device", "compile the work of each device separately"
     ),
-    "bindings-unavailable no-device": Reason(
-        Lasting.SIZES, "the machine lacks cuda.bindings or a device", "see the message"
+    "bindings-unavailable no-device no-driver": Reason(
+        Lasting.SIZES, "the machine lacks cuda.bindings or a device, or no driver captures on it", "see the message"
     ),
     "ranks-differ": Reason(
         Lasting.SIZES, "another rank did not replay the call", "see how ranks differ with pygraph explain"

@@ -96,6 +96,9 @@ class WorldTimer:
     def seconds(self) -> float | None:
         return (self.end - self.begin) * 1e-6 if world.now >= self.end else None
 
+    def since(self, earlier: WorldTimer) -> float:
+        return (self.begin - earlier.begin) * 1e-6
+
 
 world = World()
 
@@ -237,6 +240,26 @@ def test_an_order_that_makes_a_callers_loop_slower_is_not_chosen(behind: float, 
     assert decision.dependences_us < decision.program_us
     assert world.ran[-1] == chosen
     assert ("slower in the caller's loop" in order_text([decision])) == decision.slower_loop
+
+
+@pytest.mark.parametrize(
+    ("other", "waits", "chosen"), [(300.0, False, "dependences"), (20.0, False, "program"), (300.0, True, "program")]
+)
+def test_a_loop_of_several_regions_is_judged_by_the_work_of_all(other: float, waits: bool, chosen: str) -> None:
+    """One region's share of the device is less than the loop takes, which does not say that the device waits.
+    ``other``: the others' share."""
+    world.host |= {"program": 60.0, "dependences": 65.0}
+    world.device |= {"program": 50.0, "dependences": 40.0}
+    region, _ = make(driver=Parallel(), order="measured")
+    for calls in range(3 + 200):
+        call(region)
+        world.now += 100.0
+        world._idle_at = world.idle_at + other
+        if waits or calls % 20 == 0:
+            world.drain()
+    (decision,) = region.record.orders
+    assert (decision.order, decision.slower_loop) == (chosen, chosen == "program")
+    assert decision.dependences_us < decision.program_us
 
 
 def test_a_loop_is_not_taken_to_be_slower_for_the_time_that_timing_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,11 +144,20 @@ class _Timer:
         self._end.record(self._stream)
 
     def seconds(self) -> float | None:
-        """Asked in the relaxed mode: otherwise, to ask breaks captures that other threads make."""
+        with self._relaxed():
+            return self._begin.elapsed_time(self._end) * 1e-3 if self._end.query() else None
+
+    def since(self, earlier: _Timer) -> float:
+        with self._relaxed():
+            return float(earlier._begin.elapsed_time(self._begin)) * 1e-3
+
+    @contextlib.contextmanager
+    def _relaxed(self) -> Iterator[None]:
+        """The mode in which to ask breaks no captures that other threads make."""
         exchange, relaxed = self._driver.cuThreadExchangeStreamCaptureMode, self._driver.CUstreamCaptureMode
         before = bindings.call(exchange, relaxed.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
-            return self._begin.elapsed_time(self._end) * 1e-3 if self._end.query() else None
+            yield
         finally:
             bindings.call(exchange, before)
 
