@@ -90,7 +90,8 @@ def step_as(name: str, step: Step) -> Step:
     if name == WHOLE_STEP:
         return WholeStep(step)
     if name in (STEP, STEP_IN_ORDER):
-        return pygraph.train_step(step, options={"cache_dir": None, **({} if name == STEP else {"order": "program"})})
+        options = {"cache_dir": None, **({} if name == STEP else {"order": "program"})}
+        return pygraph.train_step(step, options=options, held=named_by(step))
     if name == GRAPH:
         return cast("Step", pygraph.graph(step, held=named_by(step)))
     if name != "reduce-overhead":

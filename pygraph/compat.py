@@ -235,6 +235,9 @@ _compilations = _find(
 )
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker", cost=_STEPS)
+_Logger = _find(
+    "torch._dynamo.variables.misc.LoggingLoggerVariable", cost="a message that is logged once ends a step's graph"
+)
 _OutputGraph = _find("torch._dynamo.output_graph.OutputGraph", cost=_STEPS)
 _RestartAnalysis = _find("torch._dynamo.exc.RestartAnalysis", cost=_STEPS)
 _Unsupported = _find("torch._dynamo.exc.Unsupported", cost=_STEPS)
@@ -324,6 +327,25 @@ def act_in_time() -> None:
         raise _RestartAnalysis(restart_reason="what is put off is needed")
 
     _OutputGraph.compile_subgraph = compile_settled
+
+
+def log_once_in_traces(applies: Callable[[], bool]) -> None:
+    """Where ``applies``, a method of a logger that remembers its calls, as ``warning_once`` of transformers, is called
+    when Dynamo meets it, if its arguments are constants, and ends no graph: the next call would do nothing."""
+    if absent(_Logger):
+        return
+    call_method: Any = _Logger.call_method
+    remembers = type(announce)
+
+    def call(self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        method: Any = getattr(self.value, name, None)
+        constant = all(each.is_python_constant() for each in (*args, *kwargs.values()))
+        if constant and applies() and isinstance(getattr(method, "__func__", None), remembers):
+            said = {key: each.as_python_constant() for key, each in kwargs.items()}
+            return _ConstantVariable.create(method(*(each.as_python_constant() for each in args), **said))
+        return call_method(self, tx, name, args, kwargs)
+
+    _Logger.call_method = call
 
 
 def owe(_object: Any, _parameters: Any) -> None:

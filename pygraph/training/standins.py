@@ -96,18 +96,28 @@ class _Call:
     earlier: Sequence[Any] = ()
     fullgraph: bool = False
 
+    @property
+    def traced(self) -> bool:
+        """True if Dynamo has traced."""
+        return self.trace is not None
+
+    @property
+    def whole(self) -> bool:
+        """True if that was all of the step, in one go."""
+        return not self.left and len(list(_later(self.earlier))) == 1
+
 
 _calls = threading.local()
 
 
 @contextlib.contextmanager
-def collected(used: list[Used], left: set[str], *, fullgraph: bool) -> Iterator[Callable[[], bool]]:
+def collected(used: list[Used], left: set[str], *, fullgraph: bool) -> Iterator[_Call]:
     """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why.
-    ``fullgraph``: it traces all, or raises. The function that it yields tells whether Dynamo has traced."""
+    ``fullgraph``: it traces all, or raises."""
     outer = getattr(_calls, "latest", None)
     _calls.latest = call = _Call(used, left, fullgraph=fullgraph)
     try:
-        yield lambda: call.trace is not None
+        yield call
     finally:
         _calls.latest = outer
         if call.config is not None:
@@ -115,16 +125,20 @@ def collected(used: list[Used], left: set[str], *, fullgraph: bool) -> Iterator[
             left.update(_failures(call.earlier))
 
 
+def _later(earlier: Sequence[Any]) -> Iterator[Any]:
+    """Dynamo's compilations since."""
+    known = {id(each) for each in earlier}
+    return (each for each in compat.compilations() if id(each) not in known)
+
+
 def _failures(earlier: Sequence[Any]) -> Iterator[str]:
     """Failures of Dynamo since, with the user's line."""
-    known = {id(each) for each in earlier}
-    for each in compat.compilations():
-        if id(each) not in known and each.fail_type is not None:
+    for each in _later(earlier):
+        if each.fail_type is not None:
             file, line = each.fail_user_frame_filename, each.fail_user_frame_lineno
             place = f"{file or each.co_filename}:{line or each.co_firstlineno}"
             reason = (each.fail_reason or "").strip().partition("\n")[0]
-            what = f"{each.co_name} runs as it is: {each.fail_type} at {place}: {reason}"
-            yield f"{what}; pygraph.graph may replay such a step as a whole"
+            yield f"{each.co_name} runs as it is: {each.fail_type} at {place}: {reason}"
 
 
 @functools.cache
@@ -137,6 +151,7 @@ def install() -> None:
     compat.keep_random_draws()
     compat.follow_backward(_average_gradients)
     compat.act_in_time()
+    compat.log_once_in_traces(lambda: getattr(_calls, "latest", None) is not None)
 
 
 def _substitute(trace: object, value: Any) -> compat.Substitution | None:

@@ -9,20 +9,25 @@
         return loss.detach()
 
 Dynamo traces the step with autograd inside, so that AOTAutograd sees one graph that mutates parameters and optimizer
-state. ``standins`` is what lets it trace the backward pass, optimizers, loss scalers and schedulers.
+state. ``standins`` is what lets it trace the backward pass, optimizers, loss scalers and schedulers. A step that Dynamo
+leaves in parts, for an LSTM, and whose state is known, is captured as it runs instead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
+from torch.optim import Optimizer
 
 from pygraph import compat
+from pygraph.graphs import Graph, graph
 from pygraph.report.model import reports
+from pygraph.runtime.reasons import BUILDING, reason_of
 from pygraph.training.standins import Used, collected, install
 
 __all__ = ["TrainStep", "train_step"]
@@ -30,21 +35,39 @@ __all__ = ["TrainStep", "train_step"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_VAIN = 16
+"""Calls in a row that are no replays, after which a step that was handed over is taken back."""
+
 
 @overload
 def train_step(
-    step: Callable[P, R], *, options: Mapping[str, Any] | None = None, fullgraph: bool = False
+    step: Callable[P, R],
+    *,
+    options: Mapping[str, Any] | None = None,
+    fullgraph: bool = False,
+    held: Any = None,
+    key: Callable[..., Any] | None = None,
 ) -> TrainStep[P, R]: ...
 
 
 @overload
 def train_step(
-    step: None = None, *, options: Mapping[str, Any] | None = None, fullgraph: bool = False
+    step: None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    fullgraph: bool = False,
+    held: Any = None,
+    key: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[P, R]], TrainStep[P, R]]: ...
 
 
 def train_step(
-    step: Callable[P, R] | None = None, *, options: Mapping[str, Any] | None = None, fullgraph: bool = False
+    step: Callable[P, R] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    fullgraph: bool = False,
+    held: Any = None,
+    key: Callable[..., Any] | None = None,
 ) -> TrainStep[P, R] | Callable[[Callable[P, R]], TrainStep[P, R]]:
     """Compile a training step with ``backend="pygraph"``: forward, backward and update become one program.
 
@@ -56,23 +79,101 @@ def train_step(
     with step hooks. A call under ``saved_tensors_hooks`` runs as it is. Counters of Adam (``state["step"]``) lie on the
     device of their parameters from then on.
 
+    With ``held``, a step that Dynamo leaves in parts is handed to ``pygraph.graph``, whose contract it is under from
+    then on: Python code runs when it is captured alone. If that refuses it, or its calls keep changing, the parts run
+    again. Not so where several processes train together.
+
     Args:
         step: a function or a method; None makes a decorator of the other arguments
         options: those of the backend
         fullgraph: raise where Dynamo cannot trace the whole step
+        held: the state of the step, such as ``[model, optimizer]``, as in ``pygraph.graph``
+        key: called with the arguments; what else the Python code of such a step decides by
     """
     if step is None:
-        return functools.partial(TrainStep, options=options, fullgraph=fullgraph)
-    return TrainStep(step, options=options, fullgraph=fullgraph)
+        return functools.partial(TrainStep, options=options, fullgraph=fullgraph, held=held, key=key)
+    return TrainStep(step, options=options, fullgraph=fullgraph, held=held, key=key)
+
+
+class _Handed(Generic[P, R]):
+    """A step that Dynamo leaves in parts, captured as it runs."""
+
+    def __init__(self, step: Callable[P, R], held: Any, key: Callable[..., Any] | None, options: Any) -> None:
+        optimizers = list(_optimizers(held))
+
+        @functools.wraps(step)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with _capturable(optimizers):
+                return step(*args, **kwargs)
+
+        self._graph: Graph[P, R] = graph(run, held=held, key=key, options=options)
+        self._vain = 0
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        record = self._graph.record
+        before = record.replays
+        try:
+            return self._graph(*args, **kwargs)
+        finally:
+            waits = record.reason is not None and record.reason.startswith(BUILDING)
+            self._vain = 0 if record.replays > before or waits else self._vain + 1
+
+    @property
+    def fails(self) -> bool:
+        """True if it was refused for good, or if its calls keep changing."""
+        record = self._graph.record
+        refused = not record.replays and any(not reason_of(code).may_pass for code in record.refusals)
+        return refused or self._vain >= _VAIN
+
+
+def _optimizers(held: Any) -> Iterator[Optimizer]:
+    """Those in containers of what is held."""
+    if isinstance(held, Optimizer):
+        yield held
+    for each in held.values() if isinstance(held, Mapping) else held if isinstance(held, list | tuple) else ():
+        yield from _optimizers(each)
+
+
+@contextlib.contextmanager
+def _capturable(optimizers: list[Optimizer]) -> Iterator[None]:
+    """Within it, updates on a GPU read no counter on the host, where all counters lie on the GPU."""
+    groups = [
+        group
+        for each in optimizers
+        for group in each.param_groups
+        if group.get("capturable") is False and all(_counts_on_gpu(each, parameter) for parameter in group["params"])
+    ]
+    for group in groups:
+        group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group in groups:
+            group["capturable"] = False
+
+
+def _counts_on_gpu(optimizer: Optimizer, parameter: torch.Tensor) -> bool:
+    counter = optimizer.state[parameter].get("step") if parameter in optimizer.state else None
+    return parameter.is_cuda and (not isinstance(counter, torch.Tensor) or counter.device == parameter.device)
 
 
 class TrainStep(Generic[P, R]):
     """A compiled training step. Calling it raises what the user's ``step`` raises."""
 
-    def __init__(self, step: Callable[P, R], *, options: Mapping[str, Any] | None, fullgraph: bool) -> None:
+    def __init__(
+        self,
+        step: Callable[P, R],
+        *,
+        options: Mapping[str, Any] | None,
+        fullgraph: bool,
+        held: Any,
+        key: Callable[..., Any] | None,
+    ) -> None:
         install()
         functools.update_wrapper(self, step)
         self._step, self._options, self._fullgraph = step, dict(options or {}), fullgraph
+        self._held, self._key = held, key
+        self._handed: _Handed[P, R] | None = None
         self._compiled = self._compile()
         self._used: list[Used] = []
 
@@ -83,14 +184,23 @@ class TrainStep(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if compat.saved_tensor_hooks(True):  # a graph saves nothing for the backward pass that they could change
             return cast("R", self.__wrapped__(*args, **kwargs))  # type: ignore[attr-defined]
+        if self._handed is not None:
+            result = self._handed(*args, **kwargs)
+            if self._handed.fails:
+                self._handed = self._held = None
+            return result
+        return self._call(args, kwargs)
+
+    def _call(self, args: Any, kwargs: Any) -> R:
+        """A call of what Dynamo makes of the step."""
         for used in self._used:
             used.before()
         left: set[str] = set()
         try:
-            with collected(self._used, left, fullgraph=self._fullgraph) as traced:
-                return self._compiled(*args, **kwargs)
+            with collected(self._used, left, fullgraph=self._fullgraph) as call:
+                result: R = cast("Any", self._compiled)(*args, **kwargs)
         except BaseException:
-            if traced():  # Dynamo runs for ever uncompiled what raised while it was traced
+            if call.traced:  # Dynamo runs for ever uncompiled what raised while it was traced
                 self._compiled = self._compile()
             raise
         finally:  # an exception of the user's may come after what was put off
@@ -98,6 +208,19 @@ class TrainStep(Generic[P, R]):
                 reports()[-1].notes += sorted(left)
             for used in self._used:
                 used.after()
+        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        if call.traced and not call.whole and alone:
+            self._hand_over()
+        return result
+
+    def _hand_over(self) -> None:
+        """Dynamo leaves the step in parts: have later calls captured as they run, if the step's state is known."""
+        said = "Dynamo leaves the step in parts: with held=[model, optimizer], pygraph.graph captures it as it runs"
+        if self._held is not None:
+            self._handed = _Handed(self.__wrapped__, self._held, self._key, self._options)  # type: ignore[attr-defined]
+            said = "Dynamo leaves the step in parts: from here on, pygraph.graph captures it as it runs"
+        for report in reports()[-1:]:
+            report.notes.append(said)
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """As a function in a class: bound to ``instance``."""

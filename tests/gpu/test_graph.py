@@ -143,6 +143,36 @@ def test_the_lstm_of_cudnn(optimizer: str) -> None:
     assert graph.record.replays >= 15, graph.record
 
 
+def test_a_training_step_with_the_lstm_of_cudnn_is_captured_as_it_runs() -> None:
+    """AdamW's counters are on the GPU, since a part of the step is compiled first."""
+
+    def trained(run_as: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(1)
+        model = nn.LSTM(32, 64, device=DEVICE)
+        update = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        generator, seen = torch.Generator(DEVICE).manual_seed(0), []
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x)[0].square().mean()
+            loss.backward()
+            update.step()
+            update.zero_grad()
+            return loss.detach()
+
+        run = run_as(step, held=[model, update])
+        with torch.enable_grad():
+            for _ in range(12):
+                loss = run(torch.randn(12, 20, 32, device=DEVICE, generator=generator))
+                seen.append([loss.clone(), *(parameter.detach().clone() for parameter in model.parameters())])
+        assert not update.param_groups[0]["capturable"]
+        return seen
+
+    expected = trained(lambda step, **_held: step)
+    torch.testing.assert_close(trained(pygraph.train_step), expected, rtol=1e-4, atol=1e-5)
+    (report,) = (report for report in pygraph.reports() if report.kind == "callable")
+    assert sum(region.record.replays for region in report.regions if region.record is not None) >= 8, report.notes
+
+
 def test_counters_on_the_cpu_are_refused_with_their_path() -> None:
     model = nn.Linear(4, 4, device=DEVICE)
     optimizer = torch.optim.Adam(model.parameters())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -184,4 +186,91 @@ def test_what_dynamo_fails_at_runs_as_it_is_and_is_told_with_its_line() -> None:
     if torch.__version__ < "2.14":  # from then on, Dynamo ends the graph there and goes on
         (note,) = told
         assert note.startswith(f"forward runs as it is: Unsupported at {__file__}:")
-        assert note.endswith("pygraph.graph may replay such a step as a whole")
+    assert any("with held=[model, optimizer]" in note for report in pygraph.reports() for note in report.notes)
+
+
+class InParts(nn.Module):
+    """A graph ends within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        made: torch.Tensor = self.last(x)
+        return made
+
+
+def replays_of(kind: str) -> int:
+    """Of all programs, or captured callables."""
+    chosen = [report for report in pygraph.reports() if (report.kind == "callable") == (kind == "callable")]
+    return sum(region.record.replays for report in chosen for region in report.regions if region.record is not None)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("known", [True, False])
+def test_a_step_in_parts_is_captured_as_it_runs_where_its_state_is_known(known: bool) -> None:
+    ours, theirs = (setup(OPTIMIZERS["nesterov"], InParts) for _ in range(2))
+    step = pygraph.train_step(basic(ours), held=[ours.model, {"optimizer": ours.optimizer}] if known else None)
+
+    def new_memory(of: Setup, index: int) -> None:
+        if index == 5:
+            of.model.last.weight.data = of.model.last.weight.data.clone()
+
+    assert_equal_training(step, basic(theirs), ours, theirs, steps=9, after=new_memory)
+    assert replays_of("callable") == (6 if known else 0)
+    notes = [note for report in pygraph.reports() for note in report.notes]
+    assert ("Dynamo leaves the step in parts: from here on, pygraph.graph captures it as it runs" in notes) == known
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_step_in_parts_is_left_to_dynamo_where_processes_train_together() -> None:
+    """Each would decide by itself, and wait for collectives that another does not call."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        ours, theirs = (setup(OPTIMIZERS["sgd"], InParts) for _ in range(2))
+        step = pygraph.train_step(basic(ours), held=[ours.model, ours.optimizer])
+        assert_equal_training(step, basic(theirs), ours, theirs, steps=5)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not any(report.kind == "callable" for report in pygraph.reports())
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("why", ["refused", "changes"])
+def test_a_step_in_parts_is_taken_back_where_no_call_is_replayed(why: str) -> None:
+    """Eager's AdamW reads its counters; a rate that is a number is part of what tells calls apart."""
+    ours, theirs = (setup(OPTIMIZERS["adamw" if why == "refused" else "sgd"], InParts) for _ in range(2))
+    step = pygraph.train_step(basic(ours), held=[ours.model, ours.optimizer])
+
+    def change(of: Setup, index: int) -> None:
+        of.optimizer.param_groups[0]["lr"] *= 0.99 if why == "changes" else 1.0
+
+    assert_equal_training(step, basic(theirs), ours, theirs, steps=25, after=change)
+    assert replays_of("callable") == 0
+    assert replays_of("programs") >= 5 * 2, "of a forward, a backward, or an update"
+
+
+@functools.cache
+def log_once(logger: logging.Logger, message: str) -> None:
+    logger.warning(message)
+
+
+class Logging(logging.Logger):
+    once = log_once
+
+
+def test_a_message_that_is_logged_once_ends_no_graph(caplog: pytest.LogCaptureFixture) -> None:
+    logger = Logging("of a model")
+    logger.addHandler(caplog.handler)
+    log_once.cache_clear()
+    ours, theirs = (setup(OPTIMIZERS["sgd"], one_layer) for _ in range(2))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logger.once("beware")  # type: ignore[call-arg]
+        return basic(ours)(x, y)
+
+    assert_equal_training(pygraph.train_step(step, fullgraph=True), basic(theirs), ours, theirs, steps=3)
+    assert caplog.messages == ["beware"]
+    assert ours.compiled == 1
