@@ -25,6 +25,9 @@ _ROOT = Path(__file__).parents[1]
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Vector instructions are those of the processor's flags: each process would compile and start another one to try them.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# A thread of OpenMP spins while it waits for one that has no core: with a worker of pytest's on each core, that is most
+# of the time of small operators. Tests of kernels on several threads ask Inductor for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _numbers = itertools.count()
 

@@ -1,7 +1,7 @@
 """Processes that answer as sides do, without torch: what they are told, and when, goes to a log.
 
 A plan says, by side, what one does otherwise: die, hang or fail at a command, go on with its pipe closed after one,
-compute something else, end early.
+compute something else, end early, or take longer (s).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ for line in sys.stdin:
     if does in plan.get("fail", {}):
         say({"calls": 5}, plan["fail"][does], "cannot: " + plan["fail"][does])
         break
-    time.sleep(plan.get("takes", 0.01))
+    time.sleep(plan.get("takes", {}).get(does, 0.01))
     row = {}
     if does == "warm":
         shutil.copy(folder + "/" + plan.get("result", "right") + ".pt", spec["result"])

@@ -41,7 +41,7 @@ def test_every_round_has_a_block_of_each_side_and_no_two_run_at_once(tmp_path: P
 
 
 def test_one_side_compiles_alone_and_the_others_at_once(tmp_path: Path) -> None:
-    measured(tmp_path, {side: {"takes": 0.3} for side in SIDES}, blocks=1)
+    measured(tmp_path, {side: {"takes": {"compile": 0.3}} for side in SIDES}, blocks=1)
     compiling = [(side, what) for _, side, _, what, _ in events(tmp_path) if what.startswith("compile")]
     assert compiling[:2] == [("default", "compile begins"), ("default", "compile ends")]
     assert [what for _, what in compiling[2:]] == ["compile begins"] * 2 + ["compile ends"] * 2
@@ -111,7 +111,7 @@ def test_a_side_that_dies_is_told_and_the_others_go_on(tmp_path: Path, when: str
 @pytest.mark.parametrize("plan", [{"hang": "compile"}, {"hang": "block"}, {"linger": "compile"}], ids=str)
 @pytest.mark.timeout(120)
 def test_it_returns_whatever_processes_do_and_leaves_none(tmp_path: Path, plan: Any) -> None:
-    found = measured(tmp_path, dict.fromkeys(SIDES, plan), seconds=2.0)
+    found = measured(tmp_path, dict.fromkeys(SIDES, plan), seconds=1.0)
     assert {outcome.failure for outcome in found.sides.values()} & {"late", "died"}
     assert not _alive(str(tmp_path))
 
@@ -127,7 +127,7 @@ def _alive(marker: str) -> list[Path]:
 
 
 def test_what_was_measured_is_told_when_the_time_is_up(tmp_path: Path) -> None:
-    found = measured(tmp_path, {side: {"takes": 0.1} for side in SIDES}, blocks=100, seconds=5.0)
+    found = measured(tmp_path, {side: {"takes": {"block": 0.05}} for side in SIDES}, blocks=100, seconds=2.5)
     assert 0 < len(found.rounds) < 100
     assert all(set(rows) == set(SIDES) for rows in found.rounds)
     assert found.notes == [f"there was time for {len(found.rounds)} of 100 rounds"]
@@ -165,7 +165,7 @@ def test_each_side_has_a_cache_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.sweep
 def test_several_programs_compile_at_once_and_are_timed_one_after_the_other(tmp_path: Path) -> None:
     both = [program(name="one"), program(name="other")]
-    found = list(bench(tmp_path, {side: {"takes": 0.3} for side in SIDES}).measure_all(both, soon()))
+    found = list(bench(tmp_path, {side: {"takes": {"compile": 0.3}} for side in SIDES}).measure_all(both, soon()))
     assert [len(each.rounds) for each in found] == [4, 4]
     what = [what for *_, what, _ in events(tmp_path)]
     assert what.index("warm begins") > max(at for at, each in enumerate(what) if each == "compile ends")

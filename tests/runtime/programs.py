@@ -172,6 +172,7 @@ PROGRAMS: dict[str, Source] = {
 }
 
 KINDS: dict[str, Source] = {
+    "threads": Source(layer, [calls(randn(1024, 8), randn(8, 8), randn(8))], options={"cpp.threads": 4}),
     "layouts": Source(
         layouts,
         [

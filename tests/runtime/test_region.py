@@ -480,16 +480,17 @@ def real(call: RegionCall, calls: int = 0) -> Region:
 
 @pytest.mark.parametrize("program", ["mlp", "train"])
 def test_nothing_of_a_call_is_kept(program: str) -> None:
-    for call, *_ in region_calls(program):
-        region = real(call)
-        for seed in range(4):
+    calls = [versions[0] for versions in region_calls(program)]
+    regions, known = [real(call) for call in calls], list[weakref.ref[Any]]()
+    for seed in range(4):
+        for call, region in zip(calls, regions, strict=True):
             args = call.fresh(seed)
-            known = [weakref.ref(arg) for arg in args if isinstance(arg, torch.Tensor)]
+            known += [weakref.ref(arg) for arg in args if isinstance(arg, torch.Tensor)]
             outputs = list(region(args))
             known += [weakref.ref(out) for out in outputs if isinstance(out, torch.Tensor)]
             del outputs
-            gc.collect()
-            assert [ref() for ref in known] == [None] * len(known)
+        gc.collect()
+        assert [ref() for ref in known] == [None] * len(known)
 
 
 def test_a_region_that_is_dropped_frees_its_captures_at_once() -> None:
