@@ -81,7 +81,7 @@ def fit(lightning: Any, module: Any, *callbacks: Any, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.sweep),
         {"gradient_clip_val": 0.1},
         {"precision": "bf16-mixed", "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
     ],

@@ -97,7 +97,7 @@ def test_outputs_and_untouched_allocations_take_no_workspace() -> None:
 # -- branches ----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(branched(), st.data())
 def test_intermediates_share_bytes_only_if_one_is_done_with_before_the_other(
     graph: Branched, data: st.DataObject

@@ -218,7 +218,7 @@ def with_uses(graph: Branched, uses: list[set[int]], nbytes: int) -> Program:
 chains = st.integers(16, 32).map(lambda count: Branched(count, frozenset((i, i + 1) for i in range(count - 1))))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.one_of(branched(), chains), st.data())
 def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.DataObject) -> None:
     """In one segment by the graph's edges; from one segment to the next by the order of their launches."""

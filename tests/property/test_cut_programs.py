@@ -270,7 +270,7 @@ def partitions_are_regions(text: str, fallbacks: bool, aliased: bool, seed: int)
     assert may_be_cut or len(set(planned)) == len(planned)
 
 
-@settings(max_examples=3, **EXAMPLES)
+@settings(max_examples=2, **EXAMPLES)
 @given(programs(), st.booleans(), st.integers(0, 1000))
 def test_regions_that_a_pass_draws_are_the_partitions(text: str, fallbacks: bool, seed: int) -> None:
     partitions_are_regions(text, fallbacks, False, seed)

@@ -152,7 +152,7 @@ def run(graph: Graph, *passes: str | Pass, device: str = "cuda") -> Graph:
     return copy
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(mixed_graphs(), st.booleans())
 def test_the_meaning_stays_and_once_is_enough(graph: Graph, floating: bool) -> None:
     once = run(graph, "legality", Placement(floating))

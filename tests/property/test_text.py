@@ -19,7 +19,7 @@ PIECES = [*'(){}[]"\\', *"\n!-=,:%\0\ud800é", "%x", "^n7", "@cpu", "#t", "//", 
 PIECES += ["$(", "f32[", "after(", "None", "floor("]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(text_graphs())
 def test_print_parse_round_trip(graph: Graph) -> None:
     text = str(graph)

@@ -98,7 +98,7 @@ def spoiled(fn: Function, spoil: Callable[[list[Any]], None]) -> Function:
     return kernel
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(0, 1 << 30), st.floats(1e-2, 10.0), st.integers(0, SIZE - 1))
 def test_a_replay_off_by_ten_times_the_spread_is_refused(seed: int, scale: float, at: int) -> None:
     fn = unsteady(seed, scale)

@@ -61,7 +61,7 @@ def misread(program: Program, launch: int) -> Program:
     return shifted(program, next(s for s in program.slots if s.launch == launch and s.word in words), 4)
 
 
-@pytest.mark.parametrize("name", ["mlp", "reused", "random", "cache"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("reused", marks=pytest.mark.sweep), "random", "cache"])
 def test_the_launch_with_a_wrong_slot_is_named(driver: HostDriver, name: str) -> None:
     call = region(name)
     program = make_program(driver, call.fn, call.args)
