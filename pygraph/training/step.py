@@ -28,7 +28,7 @@ from pygraph import compat
 from pygraph.graphs import Graph, graph
 from pygraph.report.model import reports
 from pygraph.runtime.reasons import BUILDING, reason_of
-from pygraph.training.standins import Used, collected, install
+from pygraph.training.standins import OPTIMIZERS, Used, collected, counters_to_device, install
 
 __all__ = ["TrainStep", "train_step"]
 
@@ -99,7 +99,9 @@ class _Handed(Generic[P, R]):
     """A step that Dynamo leaves in parts, captured as it runs."""
 
     def __init__(self, step: Callable[P, R], held: Any, key: Callable[..., Any] | None, options: Any) -> None:
-        optimizers = list(_optimizers(held))
+        optimizers = [each for each in _optimizers(held) if type(each) in OPTIMIZERS]
+        for each in optimizers:
+            counters_to_device(each)
 
         @functools.wraps(step)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:

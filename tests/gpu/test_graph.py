@@ -143,17 +143,19 @@ def test_the_lstm_of_cudnn(optimizer: str) -> None:
     assert graph.record.replays >= 15, graph.record
 
 
-def test_a_training_step_with_the_lstm_of_cudnn_is_captured_as_it_runs() -> None:
-    """AdamW's counters are on the GPU, since a part of the step is compiled first."""
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_training_step_that_dynamo_leaves_in_parts_is_captured_as_it_runs(parts: bool) -> None:
+    """As one with cuDNN's LSTM. AdamW's counters are taken to the GPU. A step that is whole stays compiled."""
 
     def trained(run_as: Callable[..., Any]) -> list[Any]:
         torch.manual_seed(1)
-        model = nn.LSTM(32, 64, device=DEVICE)
+        model: nn.Module = nn.LSTM(32, 64, device=DEVICE) if parts else nn.Linear(32, 64, device=DEVICE)
         update = torch.optim.AdamW(model.parameters(), lr=1e-3)
         generator, seen = torch.Generator(DEVICE).manual_seed(0), []
 
         def step(x: torch.Tensor) -> torch.Tensor:
-            loss = model(x)[0].square().mean()
+            made = model(x)
+            loss = (made[0] if parts else made).square().mean()
             loss.backward()
             update.step()
             update.zero_grad()
@@ -169,8 +171,12 @@ def test_a_training_step_with_the_lstm_of_cudnn_is_captured_as_it_runs() -> None
 
     expected = trained(lambda step, **_held: step)
     torch.testing.assert_close(trained(pygraph.train_step), expected, rtol=1e-4, atol=1e-5)
-    (report,) = (report for report in pygraph.reports() if report.kind == "callable")
-    assert sum(region.record.replays for region in report.regions if region.record is not None) >= 8, report.notes
+    replays = {
+        report.kind: sum(region.record.replays for region in report.regions if region.record is not None)
+        for report in pygraph.reports()
+    }
+    assert replays["callable" if parts else "inference"] >= 8
+    assert parts or replays.keys() == {"inference"}
 
 
 def test_counters_on_the_cpu_are_refused_with_their_path() -> None:

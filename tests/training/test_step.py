@@ -225,6 +225,16 @@ def test_a_step_in_parts_is_captured_as_it_runs_where_its_state_is_known(known: 
 
 
 @pytest.mark.usefixtures("fresh")
+def test_a_whole_step_stays_one_program_where_its_state_is_known() -> None:
+    ours, theirs = (setup(OPTIMIZERS["sgd"], one_layer) for _ in range(2))
+    step = pygraph.train_step(basic(ours), held=[ours.model, ours.optimizer])
+    assert_equal_training(step, basic(theirs), ours, theirs, steps=3)
+    for x, y in batches(3, batch=2):  # compiled again, whole
+        step(x, y)
+    assert not any(report.kind == "callable" for report in pygraph.reports())
+
+
+@pytest.mark.usefixtures("fresh")
 def test_a_step_in_parts_is_left_to_dynamo_where_processes_train_together() -> None:
     """Each would decide by itself, and wait for collectives that another does not call."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
