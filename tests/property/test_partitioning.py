@@ -145,7 +145,7 @@ for seed in range(20):
 
 def test_hash_seeds_do_not_matter() -> None:
     texts = set()
-    for seed in ("0", "1", "4242"):
+    for seed in ("0", "4242"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
         root = Path(__file__).parents[2]
         done = subprocess.run([sys.executable, "-c", _PRINT_MANY], env=env, cwd=root, capture_output=True, text=True)
