@@ -26,9 +26,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from pygraph import compat
 from pygraph.runtime.tensors import extent
 
-__all__ = ["OPTIMIZERS", "Used", "collected", "counters_to_device", "install"]
+__all__ = ["Used", "collected", "install"]
 
-OPTIMIZERS = (
+_OPTIMIZERS = (
     torch.optim.ASGD,
     torch.optim.Adadelta,
     torch.optim.Adagrad,
@@ -255,7 +255,7 @@ def _hand_over(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 def _untraceable(optimizer: Optimizer) -> str:
     """Why the ``step`` of ``optimizer`` cannot be part of a graph; empty if it can."""
-    if type(optimizer) not in OPTIMIZERS:
+    if type(optimizer) not in _OPTIMIZERS:
         return "it is not one of torch.optim that can be traced"
     if _hooked(optimizer):
         return "its step has hooks, or a method of it was replaced"
@@ -310,7 +310,7 @@ class _UsedOptimizer(Used):
         self._stand_in._pygraph_scheduled = False
         self._stand_in._pygraph_prepare = torch.compiler.assume_constant_result(_preparing(optimizer))
         _list_states(optimizer)
-        optimizer.register_load_state_dict_post_hook(counters_to_device)
+        optimizer.register_load_state_dict_post_hook(_counters_to_device)
 
     def before(self) -> None:
         optimizer = self.value()
@@ -384,7 +384,7 @@ def _rates(group: dict[str, Any], numbers: tuple[float, ...]) -> torch.Tensor:
 def _prepare(optimizer: Optimizer, updated: Sequence[Sequence[bool]]) -> None:
     """While a step is traced, make the state that an update would make first for the parameters in ``updated``, so that
     the second step does not differ from the first. In each group, whether each parameter is updated."""
-    counters_to_device(optimizer)
+    _counters_to_device(optimizer)
     for group, flags in zip(optimizer.param_groups, updated, strict=True):
         new = [p for p, flag in zip(group["params"], flags, strict=True) if flag and not optimizer.state.get(p)]
         with _gradients(group["params"], new):
@@ -413,7 +413,7 @@ def _gradients(params: Sequence[torch.Tensor], some: Sequence[torch.Tensor]) -> 
             p.grad = grad
 
 
-def counters_to_device(optimizer: Optimizer) -> None:
+def _counters_to_device(optimizer: Optimizer) -> None:
     """Step counters on the CPU cannot be part of a program on the GPU."""
     for p, state in optimizer.state.items():
         step = state.get("step") if isinstance(p, torch.Tensor) else None

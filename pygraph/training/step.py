@@ -15,20 +15,18 @@ leaves in parts, for an LSTM, and whose state is known, is captured as it runs i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
-from torch.optim import Optimizer
 
 from pygraph import compat
 from pygraph.graphs import Graph, graph
 from pygraph.report.model import reports
 from pygraph.runtime.reasons import BUILDING, reason_of
-from pygraph.training.standins import OPTIMIZERS, Used, collected, counters_to_device, install
+from pygraph.training.standins import Used, collected, install
 
 __all__ = ["TrainStep", "train_step"]
 
@@ -99,16 +97,7 @@ class _Handed(Generic[P, R]):
     """A step that Dynamo leaves in parts, captured as it runs."""
 
     def __init__(self, step: Callable[P, R], held: Any, key: Callable[..., Any] | None, options: Any) -> None:
-        optimizers = [each for each in _optimizers(held) if type(each) in OPTIMIZERS]
-        for each in optimizers:
-            counters_to_device(each)
-
-        @functools.wraps(step)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with _capturable(optimizers):
-                return step(*args, **kwargs)
-
-        self._graph: Graph[P, R] = graph(run, held=held, key=key, options=options)
+        self._graph: Graph[P, R] = graph(step, held=held, key=key, options=options)
         self._vain = 0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -126,37 +115,6 @@ class _Handed(Generic[P, R]):
         record = self._graph.record
         refused = not record.replays and any(not reason_of(code).may_pass for code in record.refusals)
         return refused or self._vain >= _VAIN
-
-
-def _optimizers(held: Any) -> Iterator[Optimizer]:
-    """Those in containers of what is held."""
-    if isinstance(held, Optimizer):
-        yield held
-    for each in held.values() if isinstance(held, Mapping) else held if isinstance(held, list | tuple) else ():
-        yield from _optimizers(each)
-
-
-@contextlib.contextmanager
-def _capturable(optimizers: list[Optimizer]) -> Iterator[None]:
-    """Within it, updates on a GPU read no counter on the host, where all counters lie on the GPU."""
-    groups = [
-        group
-        for each in optimizers
-        for group in each.param_groups
-        if group.get("capturable") is False and all(_counts_on_gpu(each, parameter) for parameter in group["params"])
-    ]
-    for group in groups:
-        group["capturable"] = True
-    try:
-        yield
-    finally:
-        for group in groups:
-            group["capturable"] = False
-
-
-def _counts_on_gpu(optimizer: Optimizer, parameter: torch.Tensor) -> bool:
-    counter = optimizer.state[parameter].get("step") if parameter in optimizer.state else None
-    return parameter.is_cuda and (not isinstance(counter, torch.Tensor) or counter.device == parameter.device)
 
 
 class TrainStep(Generic[P, R]):
