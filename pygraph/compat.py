@@ -12,7 +12,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -331,18 +331,21 @@ def act_in_time() -> None:
 
 def log_once_in_traces(applies: Callable[[], bool]) -> None:
     """Where ``applies``, a method of a logger that remembers its calls, as ``warning_once`` of transformers, is called
-    when Dynamo meets it, if its arguments are constants, and ends no graph: the next call would do nothing."""
+    when Dynamo meets it, if its arguments are constants, and ends no graph: the next call would do nothing. One that
+    returns an object ends it still."""
     if absent(_Logger):
         return
     call_method: Any = _Logger.call_method
     remembers = type(announce)
 
     def call(self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        method: Any = getattr(self.value, name, None)
-        constant = all(each.is_python_constant() for each in (*args, *kwargs.values()))
-        if constant and applies() and isinstance(getattr(method, "__func__", None), remembers):
+        method: Any = getattr(self.value, name, None) if applies() else None
+        is_cached = isinstance(getattr(method, "__func__", None), remembers)
+        if is_cached and all(each.is_python_constant() for each in (*args, *kwargs.values())):  # which guards on them
             said = {key: each.as_python_constant() for key, each in kwargs.items()}
-            return _ConstantVariable.create(method(*(each.as_python_constant() for each in args), **said))
+            result = method(*(each.as_python_constant() for each in args), **said)
+            if _ConstantVariable.is_base_literal(result):
+                return _ConstantVariable.create(result)
         return call_method(self, tx, name, args, kwargs)
 
     _Logger.call_method = call
@@ -461,6 +464,12 @@ def compilations() -> list[Any]:
     return [] if absent(_compilations) else [each for each in _compilations() if not each.is_runtime]
 
 
+def code_of(trace: Any) -> CodeType:
+    """The code that a trace of Dynamo's began in."""
+    code: CodeType = trace.root_tx.f_code
+    return code
+
+
 def declaration(target: Any) -> str:
     """The name of a call target; of an operator that does not come with torch, schema and tags, which another process
     may declare otherwise. All overloads, where none is named."""
@@ -474,8 +483,8 @@ def declaration(target: Any) -> str:
 def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) -> None:
     """Ask ``substitute`` about each object that Dynamo is about to trace with. It guards on the object's identity.
 
-    The first argument is another object in each trace. ``type`` and ``isinstance`` take an object whose class has a
-    ``_pygraph_class`` for one of that class."""
+    The first argument is another object in each trace (see ``code_of``). ``type`` and ``isinstance`` take an object
+    whose class has a ``_pygraph_class`` for one of that class."""
     build, kind_of, is_of = _VariableBuilder.__call__, _UserObject.python_type, _Builtin.call_isinstance
 
     def call(self: Any, value: Any) -> Any:

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -86,12 +87,13 @@ class Used:
 
 @dataclasses.dataclass(slots=True)
 class _Call:
-    """A call of a step. ``trace`` is the latest that Dynamo has begun in it; ``config`` is set from the first on, and
-    ``earlier`` are compilations before that."""
+    """A call of a step. ``trace`` is the latest that Dynamo has begun in it, and ``codes`` those that all of them began
+    in; ``config`` is set from the first on, and ``earlier`` are compilations before that."""
 
     used: list[Used]
     left: set[str]
     trace: object = None
+    codes: set[types.CodeType] = dataclasses.field(default_factory=set)
     config: Any = None
     earlier: Sequence[Any] = ()
     fullgraph: bool = False
@@ -104,7 +106,7 @@ class _Call:
     @property
     def whole(self) -> bool:
         """True if that was all of the step, in one go."""
-        return not self.left and len(list(_later(self.earlier))) == 1
+        return not self.left and len(self.codes) == 1
 
 
 _calls = threading.local()
@@ -125,16 +127,11 @@ def collected(used: list[Used], left: set[str], *, fullgraph: bool) -> Iterator[
             left.update(_failures(call.earlier))
 
 
-def _later(earlier: Sequence[Any]) -> Iterator[Any]:
-    """Dynamo's compilations since."""
-    known = {id(each) for each in earlier}
-    return (each for each in compat.compilations() if id(each) not in known)
-
-
 def _failures(earlier: Sequence[Any]) -> Iterator[str]:
     """Failures of Dynamo since, with the user's line."""
-    for each in _later(earlier):
-        if each.fail_type is not None:
+    known = {id(each) for each in earlier}
+    for each in compat.compilations():
+        if id(each) not in known and each.fail_type is not None:
             file, line = each.fail_user_frame_filename, each.fail_user_frame_lineno
             place = f"{file or each.co_filename}:{line or each.co_firstlineno}"
             reason = (each.fail_reason or "").strip().partition("\n")[0]
@@ -165,6 +162,7 @@ def _substitute(trace: object, value: Any) -> compat.Substitution | None:
             call.config = compat.dynamo_config.patch(_CONFIG)
             call.config.__enter__()
         call.trace = trace
+        call.codes.add(compat.code_of(trace))
         compat.dynamo_config.trace_autograd_ops = True
     if isinstance(value, torch.Tensor):
         return _watched(value, call.left)

@@ -21,9 +21,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from pygraph import compat
 from pygraph.graphs import Graph, graph
+from pygraph.graphs.held import Walk, reachable
 from pygraph.report.model import reports
 from pygraph.runtime.reasons import BUILDING, reason_of
 from pygraph.training.standins import Used, collected, install
@@ -78,8 +80,8 @@ def train_step(
     device of their parameters from then on.
 
     With ``held``, a step that Dynamo leaves in parts is handed to ``pygraph.graph``, whose contract it is under from
-    then on: Python code runs when it is captured alone. If that refuses it, or its calls keep changing, the parts run
-    again. Not so where several processes train together.
+    then on: Python code runs when it is captured alone. If that refuses it, its calls keep changing, or it steps a
+    scheduler, the parts run again. Not so where several processes train together.
 
     Args:
         step: a function or a method; None makes a decorator of the other arguments
@@ -94,27 +96,45 @@ def train_step(
 
 
 class _Handed(Generic[P, R]):
-    """A step that Dynamo leaves in parts, captured as it runs."""
+    """A step that Dynamo leaves in parts, captured as it runs. What it refuses is left to the parts, with the option
+    ``strict``, too: they raise by themselves. ``used``: objects that Dynamo has met in the step."""
 
-    def __init__(self, step: Callable[P, R], held: Any, key: Callable[..., Any] | None, options: Any) -> None:
-        self._graph: Graph[P, R] = graph(step, held=held, key=key, options=options)
+    def __init__(
+        self,
+        step: Callable[P, R],
+        held: Any,
+        key: Callable[..., Any] | None,
+        options: Mapping[str, Any],
+        used: list[Any],
+    ) -> None:
+        self._schedulers = [each for each, _ in reachable(used, step) if isinstance(each, LRScheduler)]
+        self._scheduled = False
+        self._strict = options.get("strict", False)
+        self._graph: Graph[P, R] = graph(step, held=held, key=key, options={**options, "strict": False})
         self._vain = 0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         record = self._graph.record
-        before = record.replays
+        before, counts = record.replays, _counts(self._schedulers)
         try:
             return self._graph(*args, **kwargs)
         finally:
             waits = record.reason is not None and record.reason.startswith(BUILDING)
             self._vain = 0 if record.replays > before or waits else self._vain + 1
+            self._scheduled |= _counts(self._schedulers) != counts
 
     @property
     def fails(self) -> bool:
-        """True if it was refused for good, or if its calls keep changing."""
+        """True if it was refused for good, if its calls keep changing, or if it steps a scheduler, which no replay
+        would."""
         record = self._graph.record
-        refused = not record.replays and any(not reason_of(code).may_pass for code in record.refusals)
-        return refused or self._vain >= _VAIN
+        refused = any(not reason_of(code).may_pass for code in record.refusals)
+        return self._scheduled or (refused and (self._strict or not record.replays)) or self._vain >= _VAIN
+
+
+def _counts(schedulers: list[LRScheduler]) -> list[Any]:
+    """All that schedulers count."""
+    return [[value for value in vars(each).values() if isinstance(value, int | float)] for each in schedulers]
 
 
 class TrainStep(Generic[P, R]):
@@ -134,6 +154,7 @@ class TrainStep(Generic[P, R]):
         self._step, self._options, self._fullgraph = step, dict(options or {}), fullgraph
         self._held, self._key = held, key
         self._handed: _Handed[P, R] | None = None
+        self._taken_back = False
         self._compiled = self._compile()
         self._used: list[Used] = []
 
@@ -144,12 +165,13 @@ class TrainStep(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if compat.saved_tensor_hooks(True):  # a graph saves nothing for the backward pass that they could change
             return cast("R", self.__wrapped__(*args, **kwargs))  # type: ignore[attr-defined]
-        if self._handed is not None:
-            result = self._handed(*args, **kwargs)
-            if self._handed.fails:
-                self._handed = self._held = None
-            return result
-        return self._call(args, kwargs)
+        handed = self._handed  # another thread may take it back
+        if handed is None:
+            return self._call(args, kwargs)
+        result = handed(*args, **kwargs)
+        if handed.fails:
+            self._handed, self._taken_back = None, True
+        return result
 
     def _call(self, args: Any, kwargs: Any) -> R:
         """A call of what Dynamo makes of the step."""
@@ -169,18 +191,27 @@ class TrainStep(Generic[P, R]):
             for used in self._used:
                 used.after()
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        if call.traced and not call.whole and alone:
+        if call.traced and not call.whole and alone and not self._taken_back:
             self._hand_over()
         return result
 
     def _hand_over(self) -> None:
         """Dynamo leaves the step in parts: have later calls captured as they run, if the step's state is known."""
-        said = "Dynamo leaves the step in parts: with held=[model, optimizer], pygraph.graph captures it as it runs"
-        if self._held is not None:
-            self._handed = _Handed(self.__wrapped__, self._held, self._key, self._options)  # type: ignore[attr-defined]
-            said = "Dynamo leaves the step in parts: from here on, pygraph.graph captures it as it runs"
+        used = [value for each in self._used if (value := each.value()) is not None]
+        known = set(map(id, Walk((self._held,)).containers))
+        missing = [each for each in used if id(each) not in known and not isinstance(each, LRScheduler)]
+        if self._options.get("disable"):
+            return
+        if self._held is None:
+            said = "with held=[model, optimizer], pygraph.graph captures it as it runs"
+        elif missing:
+            said = f"pygraph.graph captures it as it runs if held has a {type(missing[0]).__name__} as well"
+        else:
+            step: Callable[P, R] = self.__wrapped__  # type: ignore[attr-defined]
+            self._handed = _Handed(step, self._held, self._key, self._options, used)
+            said = "from here on, pygraph.graph captures it as it runs"
         for report in reports()[-1:]:
-            report.notes.append(said)
+            report.notes.append(f"Dynamo leaves the step in parts: {said}")
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """As a function in a class: bound to ``instance``."""

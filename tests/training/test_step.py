@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import io
 import logging
+import threading
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import pygraph
@@ -262,13 +266,105 @@ def test_a_step_in_parts_is_taken_back_where_no_call_is_replayed(why: str) -> No
     assert replays_of("programs") >= 5 * 2, "of a forward, a backward, or an update"
 
 
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("steps", ["inside", "outside"])
+def test_a_rate_goes_on_changing_where_held_does_not_tell_of_it(steps: str) -> None:
+    """A replay steps no scheduler, and a rate of an optimizer that is not held tells no calls apart."""
+    ours, theirs = (setup(OPTIMIZERS["sgd"], InParts) for _ in range(2))
+    schedulers = [torch.optim.lr_scheduler.StepLR(of.optimizer, 4) for of in (ours, theirs)]
+
+    def scheduled(of: Setup, scheduler: Any) -> Callable[..., Any]:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            with warnings.catch_warnings():  # Dynamo leaves the frame to Python: it does not meet the scheduler
+                loss = basic(of)(x, y)
+                scheduler.step()
+                return loss
+
+        return step if steps == "inside" else basic(of)
+
+    def after(of: Setup, index: int) -> None:
+        if steps == "outside":
+            schedulers[of is theirs].step()
+
+    one, other = (scheduled(*each) for each in zip((ours, theirs), schedulers, strict=True))
+    step = pygraph.train_step(one, held=[ours.model, ours.optimizer] if steps == "inside" else ours.model)
+    assert_equal_training(step, other, ours, theirs, steps=9, after=after)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_step_that_cannot_be_captured_is_taken_back_with_the_option_strict() -> None:
+    """Its parts can."""
+    ours, theirs = (setup(OPTIMIZERS["adamw"], InParts) for _ in range(2))
+    step = pygraph.train_step(basic(ours), held=[ours.model, ours.optimizer], options={"strict": True})
+    assert_equal_training(step, basic(theirs), ours, theirs, steps=6)
+    assert replays_of("programs") >= 2
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_step_is_taken_back_while_another_thread_is_in_it() -> None:
+    ours = setup(OPTIMIZERS["sgd"], one_layer)
+
+    def run(x: torch.Tensor, y: torch.Tensor, wait: Callable[[], Any]) -> torch.Tensor:
+        wait()  # a graph takes no functions
+        return basic(ours)(x, y)
+
+    step = pygraph.train_step(run, held=[ours.model, ours.optimizer])
+    begun, over = threading.Event(), threading.Event()
+    (batch,) = batches(1)
+
+    def wait() -> None:
+        begun.set()
+        assert over.wait(20)
+
+    step(*batch, torch.compiler.disable(lambda: None))
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(step, *batch, wait)
+        assert begun.wait(20)
+        step(*batch, lambda: None)
+        over.set()
+        assert other.result().isfinite()
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("meanwhile", ["tunes", "compiles"])
+def test_a_whole_step_is_not_handed_over(meanwhile: str) -> None:
+    """Dynamo counts kernels that are tuned in their first call, and what another thread compiles, as compilations."""
+
+    def work() -> None:
+        if meanwhile == "tunes":
+            with torch._dynamo.utils.dynamo_timed("tune", dynamo_compile_column_us="runtime_triton_autotune_time_us"):
+                return
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(torch.compile(lambda x: x + 1, backend="eager"), torch.ones(1)).result()
+
+    @torch.library.custom_op("pygraph_tests::works", mutates_args=())
+    def works(x: torch.Tensor) -> torch.Tensor:
+        work()
+        return x.clone()
+
+    works.register_fake(torch.empty_like)
+    ours, theirs = (setup(OPTIMIZERS["sgd"], one_layer) for _ in range(2))
+    step = pygraph.train_step(lambda x, y: basic(ours)(works(x), y), held=[ours.model, ours.optimizer])
+    assert_equal_training(step, basic(theirs), ours, theirs, steps=3)
+    assert not any("in parts" in note for report in pygraph.reports() for note in report.notes)
+
+
 @functools.cache
 def log_once(logger: logging.Logger, message: str) -> None:
     logger.warning(message)
 
 
+@functools.cache
+def log_and_return(logger: logging.Logger, message: str) -> logging.Logger:
+    logger.warning(message)
+    return logger
+
+
 class Logging(logging.Logger):
-    once = log_once
+    once, chained = log_once, log_and_return
+
+    def often(self, message: str, number: int) -> None:
+        self.warning(message, number)
 
 
 def test_a_message_that_is_logged_once_ends_no_graph(caplog: pytest.LogCaptureFixture) -> None:
@@ -284,3 +380,33 @@ def test_a_message_that_is_logged_once_ends_no_graph(caplog: pytest.LogCaptureFi
     assert_equal_training(pygraph.train_step(step, fullgraph=True), basic(theirs), ours, theirs, steps=3)
     assert caplog.messages == ["beware"]
     assert ours.compiled == 1
+
+
+def test_a_logger_that_a_cached_method_returns_ends_a_graph_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    logger = Logging("of a model")
+    logger.addHandler(caplog.handler)
+    ours, theirs = (setup(OPTIMIZERS["sgd"], one_layer) for _ in range(2))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logger.chained("beware")  # type: ignore[call-arg]
+        return basic(ours)(x, y)
+
+    assert_equal_training(pygraph.train_step(step), basic(theirs), ours, theirs, steps=3)
+    assert caplog.messages == ["beware"]
+    assert not any("runs as it is" in note for report in pygraph.reports() for note in report.notes)
+
+
+def test_messages_of_other_programs_are_not_looked_at() -> None:
+    """To look at an argument is to guard on it."""
+    pygraph.train_step(lambda: None)
+    logger, counter, number = Logging("of a model"), CompileCounter(), [0]
+
+    @torch.compile(backend=counter)
+    def other(x: torch.Tensor) -> torch.Tensor:
+        logger.often("call %s", number[0])
+        return x + 1
+
+    with torch._dynamo.config.patch(ignore_logging_functions={Logging.often}):
+        for number[0] in range(3):
+            other(torch.ones(2))
+    assert counter.frame_count == 1
