@@ -18,9 +18,8 @@ SECONDS = 60.0
 def main(number: int, size: int, store: str, names: str, device: str = "cpu") -> None:
     import torch
 
-    import pygraph
     from tests.distributed import hazards, programs, steps, votes
-    from tests.distributed.checks import CHECKS
+    from tests.distributed.checks import CHECKS, forget
 
     assert all((hazards, programs, steps, votes))  # they add checks
     warnings.simplefilter("ignore")
@@ -40,8 +39,7 @@ def main(number: int, size: int, store: str, names: str, device: str = "cpu") ->
         except Exception:  # noqa: BLE001 - whatever it is, the parent tells
             error = traceback.format_exc()
         rank.say(name=name, error=error)
-        pygraph.reset()
-        torch._dynamo.reset()
+        forget()
     rank.end()
 
 

@@ -1,11 +1,13 @@
 """What the processes check: each check is a function of a rank, which raises AssertionError for what is wrong.
 
 ``same`` holds a compiled function against itself without a compiler; ``captured`` looks at what became of its regions.
+Most functions are ``recorded``, which is compiled on GPUs alone: ranks vote on regions, whoever made these.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +16,11 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed import _functional_collectives as functional
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.record import RegionOptions
+from pygraph.runtime.region import Region
 from tests.distributed.processes import Rank, attempt
 
 WIDTH = 4
@@ -88,6 +94,47 @@ def compiled(fn: Callable[..., Any], dynamic: bool = False, **options: Any) -> C
     return torch.compile(fn, backend="pygraph", options=given, dynamic=dynamic or None)
 
 
+_recorded: list[Region] = []
+_names = (f"recorded{number}" for number in itertools.count())
+"""Of all of the process: ranks vote by name."""
+
+
+def recorded(rank: Rank, fn: Callable[..., Any], dynamic: bool = False, **options: Any) -> Callable[..., Any]:
+    """On the host, one region of the operators that ``fn`` calls: Inductor would take seconds for each function. On a
+    GPU as ``compiled``."""
+    if rank.device != "cpu":
+        return compiled(fn, dynamic, **options)
+    traced: list[Callable[..., Any]] = []
+
+    def run(args: list[Any]) -> list[torch.Tensor]:
+        given = [*args]
+        args.clear()
+        found = traced[0](*given)
+        return [found] if isinstance(found, torch.Tensor) else list(found)
+
+    region = Region(run, HostDriver(), name=next(_names), options=RegionOptions(**options))
+    _recorded.append(region)
+
+    def call(*args: torch.Tensor) -> Any:
+        if not traced:  # of fake tensors, which send nothing
+            traced.append(make_fx(fn, tracing_mode="fake", _allow_non_fake_inputs=True)(*args))
+        found = region([*args])
+        return found[0] if len(found) == 1 else found
+
+    return call
+
+
+def forget() -> None:
+    """Nothing was compiled or recorded yet."""
+    import pygraph
+
+    pygraph.reset()
+    torch._dynamo.reset()
+    for region in _recorded:
+        region.close()
+    _recorded.clear()
+
+
 def fork(x: torch.Tensor) -> torch.Tensor:
     """Products side by side, before and between collectives."""
     one, other = (x @ x.T) % 7, (x.T @ x) % 5
@@ -121,7 +168,8 @@ def regions() -> list[Any]:
     """The records of all regions so far."""
     import pygraph
 
-    return [r.record for report in pygraph.reports() for r in report.regions if r.record is not None]
+    compiled = [r.record for report in pygraph.reports() for r in report.regions if r.record is not None]
+    return [*compiled, *(region.record for region in _recorded)]
 
 
 def captured(count: int | None = None) -> None:

@@ -16,7 +16,19 @@ from torch.distributed import _functional_collectives as functional
 import pygraph
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region
-from tests.distributed.checks import CALLS, captured, check, compiled, fork, group, regions, same, sent, tensor
+from tests.distributed.checks import (
+    CALLS,
+    captured,
+    check,
+    compiled,
+    fork,
+    group,
+    recorded,
+    regions,
+    same,
+    sent,
+    tensor,
+)
 from tests.distributed.processes import Rank
 
 failing: set[str] = set()
@@ -121,7 +133,7 @@ def one_rank_fails_to_capture(rank: Rank) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(functional.all_reduce(hazard(layer(x) % 3), "sum", group()) - 1)
 
-    ours = compiled(fn)
+    ours = recorded(rank, fn)
     for call in range(CALLS):
         if call == 1 and rank.number == 1:
             failing.add("hazard")
@@ -158,7 +170,7 @@ def one_rank_raises_in_the_middle(rank: Rank) -> None:
         z = positive(x * 2)
         return torch.relu(under_way + z)
 
-    ours = compiled(fn)
+    ours = recorded(rank, fn)
     for call in range(2 * CALLS):
         x = tensor(rank, call)
         same(ours, fn, [x - 10 if rank.number == 1 and call in (0, 1, 3, 6, 7) else x])
@@ -189,7 +201,7 @@ def memory_is_not_initialised(rank: Rank) -> None:
         y = functional.all_reduce(partly(torch.relu(x) + 1, 2), "sum", group())
         return torch.where(rows, torch.relu(y - 1), 0.0)
 
-    ours = compiled(fn)
+    ours = recorded(rank, fn)
     for call in range(CALLS):
         same(ours, fn, [tensor(rank, call)])
     captured()
@@ -203,7 +215,7 @@ def one_rank_returns_what_is_not_initialised(rank: Rank) -> None:
         y = functional.all_reduce(torch.relu(x) + 1, "sum", group())
         return torch.relu(y - 1), torch.cat([torch.empty(64, 64), y.new_zeros(1, 64)]) + 0
 
-    ours = compiled(lambda x: fn(x))
+    ours = recorded(rank, fn)
     for call in range(CALLS):
         hole = torch.full((64, 64), float("nan") if rank.number == 0 else float(call))
         del hole
@@ -223,7 +235,7 @@ def work_between_issue_and_wait(rank: Rank) -> None:
         y = y + torch.ops._c10d_functional.wait_tensor(two).view(rank.size, *x.shape).sum(0)
         return torch.relu(y - torch.ops._c10d_functional.wait_tensor(one))
 
-    ours = compiled(fn)
+    ours = recorded(rank, fn)
     for call in range(CALLS):
         same(ours, fn, [tensor(rank, call)])
     captured()
@@ -249,7 +261,7 @@ def groups_take_turns(rank: Rank) -> None:
         d = functional.all_reduce(y % 4, "sum", group())
         return torch.relu(a - d) + functional.all_reduce(torch.relu(a) % 5, "sum", half)
 
-    ours = compiled(fn, capture_after=2 + rank.number % 2)
+    ours = recorded(rank, fn, capture_after=2 + rank.number % 2)
     for call in range(CALLS):
         same(ours, fn, [tensor(rank, call)])
     captured()
@@ -265,7 +277,7 @@ def arguments_are_written(rank: Rank) -> None:
         cache.copy_(torch.relu(y - cache))
         return y * 2
 
-    ours = compiled(fn, capture_after=2 + rank.number)
+    ours = recorded(rank, fn, capture_after=2 + rank.number)
     for call in range(CALLS):
         same(ours, fn, [tensor(rank, call + 1), tensor(rank, call)])
     captured()
@@ -358,7 +370,7 @@ def waits_stand_behind_their_collectives(rank: Rank) -> None:
 def each_rank_has_an_order_of_its_own(rank: Rank) -> None:
     """One keeps the program's. On another, launches run side by side, where they can; collectives come in turn."""
 
-    ours = compiled(fork, order="program" if rank.number else "dependences")
+    ours = recorded(rank, fork, order="program" if rank.number else "dependences")
     for call in range(CALLS):
         same(ours, fork, [tensor(rank, call)])
     captured(CALLS - 2)

@@ -42,8 +42,7 @@ OFTEN = {
     "each_rank_has_an_order_of_its_own",
     "calls_in_a_row_keep_their_bits",
     # ranks that train, a step of which takes some ten seconds of CPU time to compile
-    "gradients_are_sent_as_soon_as_they_are_known",
-    "buffers_are_those_of_rank_0",
+    "gradients_are_sent_as_soon_as_they_are_known",  # with buffers
     "a_break_on_one_rank",
 }
 """A check of each kind. The others are in the sweep."""

@@ -7,6 +7,7 @@ call takes as long as any other, by a clock of the tests, but where one says oth
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,6 @@ import pytest
 import torch
 from torch.distributed import _functional_collectives as functional
 
-import pygraph
 from pygraph.errors import ReplayError
 from pygraph.runtime import compare, life, region, votes
 from pygraph.runtime.contest import JointContest
@@ -25,7 +25,7 @@ from pygraph.runtime.cuda.driver import CudaDriver
 from pygraph.runtime.host.driver import HostDriver
 from pygraph.runtime.votes import Ballot, Outcome
 from tests.distributed import checks
-from tests.distributed.checks import compiled, fork, group, host_only, regions, sent, tensor
+from tests.distributed.checks import compiled, forget, fork, group, host_only, recorded, regions, sent, tensor
 from tests.distributed.processes import Rank
 
 CALLS = 90
@@ -68,9 +68,9 @@ def layer(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.relu(functional.all_reduce(y - x, "max", group()))
 
 
-def run(rank: Rank, **options: Any) -> list[int]:
-    """Calls that have to be right, and how many collectives each sent."""
-    ours = compiled(layer, collectives="measured", **options)
+def run(rank: Rank, ours: Callable[..., Any] | None = None) -> list[int]:
+    """Calls of ``layer`` that have to be right, and how many collectives each sent."""
+    ours = ours or recorded(rank, layer, collectives="measured")
     counts = []
     for call in range(CALLS):
         did = []
@@ -114,7 +114,7 @@ def all_agree(rank: Rank) -> None:
         return found
 
     with mock.patch.object(executable, "drop_superseded", counted):
-        counts = run(rank)
+        counts = run(rank, compiled(layer, collectives="measured"))
     agreed, captured = record().notes
     assert agreed == AGREED
     assert captured.startswith(CAPTURED)
@@ -174,7 +174,7 @@ def of_any_rows(x: torch.Tensor) -> torch.Tensor:
 @check
 def one_rank_runs_other_sizes_while_it_measures(rank: Rank) -> None:
     """It is in step again behind that, and timed other calls: all go on calling collectives."""
-    ours = compiled(of_any_rows, dynamic=True, collectives="measured")
+    ours = recorded(rank, of_any_rows, dynamic=True, collectives="measured")
     for call in range(CALLS):
         x = tensor(rank, call, rows=5 if rank.number == 1 and call in {40, 41, 60} else 3)
         before = sent()
@@ -189,7 +189,7 @@ def one_rank_runs_other_sizes_while_it_measures(rank: Rank) -> None:
 @check
 def all_ranks_run_other_sizes_while_they_measure(rank: Rank) -> None:
     """They have timed the same calls."""
-    ours = compiled(of_any_rows, dynamic=True, collectives="measured")
+    ours = recorded(rank, of_any_rows, dynamic=True, collectives="measured")
     for call in range(CALLS):
         x = tensor(rank, call, rows=5 if call in {40, 41, 60} else 3)
         assert torch.equal(ours(x), of_any_rows(x)), call
@@ -199,7 +199,7 @@ def all_ranks_run_other_sizes_while_they_measure(rank: Rank) -> None:
 @check
 def each_rank_captures_in_an_order_of_its_own(rank: Rank) -> None:
     """Launches of one rank run side by side; collectives come in turn on both."""
-    ours = compiled(fork, collectives="measured", order="program" if rank.number else "dependences")
+    ours = recorded(rank, fork, collectives="measured", order="program" if rank.number else "dependences")
     for call in range(CALLS):
         x = tensor(rank, call)
         assert torch.equal(ours(x), fork(x)), call
@@ -212,7 +212,7 @@ def each_rank_captures_in_an_order_of_its_own(rank: Rank) -> None:
 @check
 def calls_choose_the_order_of_captured_collectives(rank: Rank) -> None:
     """Between two captures that all ranks have compared. Where nothing is parallel, there is nothing to choose."""
-    ours = compiled(fork, collectives="measured", order="measured", ledger=True, cache_dir=None)
+    ours = recorded(rank, fork, collectives="measured", order="measured", ledger=True, cache_dir=None)
     for call in range(2 * CALLS):  # 160 of them in turns
         x = tensor(rank, call)
         assert torch.equal(ours(x), fork(x)), call
@@ -228,10 +228,9 @@ def one_rank_tries_no_other_order(rank: Rank) -> None:
     """Collectives that are captured on one rank are on all, in each call: also in that of the vote that fails."""
 
     def once(number: int) -> list[str]:
-        pygraph.reset()
-        torch._dynamo.reset()
+        forget()
         order = "program" if rank.number == number else "measured"
-        ours = compiled(fork, collectives="measured", order=order, ledger=True, cache_dir=None)
+        ours = recorded(rank, fork, collectives="measured", order=order, ledger=True, cache_dir=None)
         done = []
         for call in range(CALLS + 10):
             before = record().replays if done else 0
@@ -338,9 +337,8 @@ def results_that_vary_are_held_against_more_runs(rank: Rank) -> None:
         return outcome if self.together is None else compare.Refusal("random-state", "as asked")
 
     for agree, changed in ((True, {"_replay": near}), (False, {"_replay": far}), (False, {"replay_prepared": refused})):
-        pygraph.reset()
-        torch._dynamo.reset()
-        ours, counts = compiled(fn, collectives="measured"), []
+        forget()
+        ours, counts = recorded(rank, fn, collectives="measured"), []
         trial = mock.patch.multiple(compare._Trial, __init__=varies, **changed)
         with trial if rank.number else contextlib.nullcontext():
             for call in range(6):
@@ -361,7 +359,7 @@ def one_ranks_results_vary(rank: Rank) -> None:
         y = functional.all_reduce(x % 5, "sum", group())
         return torch.relu(y + 1 + (torch.kthvalue(y, 2, 1, keepdim=True).values if rank.number else y.amax()))
 
-    ours, counts = compiled(fn, collectives="measured"), []
+    ours, counts = recorded(rank, fn, collectives="measured"), []
     for call in range(6):
         x, before = tensor(rank, call), sent()
         assert torch.equal(ours(x), fn(x))
@@ -382,7 +380,7 @@ def one_rank_never_votes(rank: Rank) -> None:
 
     with mock.patch.object(votes, "SECONDS", 1.0), mock.patch.object(Ballot, "decide", counted):
         ours = {"collectives": "measured"} if rank.number == 0 else {"collectives": "eager"}
-        fn = compiled(layer, **ours)
+        fn = recorded(rank, layer, **ours)
         for call in range(CALLS):
             cache, x = tensor(rank, call + 1), tensor(rank, call)
             expected = layer(cache.clone(), x)
@@ -399,7 +397,7 @@ def ranks_send_other_sizes_of_work(rank: Rank) -> None:
         total = functional.all_reduce(torch.relu(x).sum(0) % 7, "sum", group())
         return torch.relu(x - 1) + total
 
-    ours = compiled(fn, collectives="measured")
+    ours = recorded(rank, fn, collectives="measured")
     for call in range(CALLS):
         x = tensor(rank, call, rows=3 + rank.number)
         assert torch.equal(ours(x), fn(x))
@@ -414,7 +412,7 @@ def several_groups_stay_eager(rank: Rank) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(functional.all_reduce(torch.relu(x), "sum", group()) + functional.all_reduce(x, "max", other))
 
-    ours = compiled(fn, collectives="measured")
+    ours = recorded(rank, fn, collectives="measured")
     for call in range(10):
         x = tensor(rank, call)
         assert torch.equal(ours(x), fn(x))
@@ -440,11 +438,10 @@ def a_question_is_answered_once(rank: Rank) -> None:
 def compiled_again_ranks_vote_again(rank: Rank) -> None:
     """What was decided on a region says nothing of the next one of its name."""
     for again in range(2):
-        pygraph.reset()
-        torch._dynamo.reset()
+        forget()
         refuses = mock.patch.object(votes, "_capture_joint", return_value=None)
         with refuses if again and rank.number else mock.patch.object(votes, "SECONDS", 10.0):
-            run(rank)
+            run(rank, compiled(layer, collectives="measured"))
         assert (AGREED in record().notes) == (not again)
 
 
@@ -479,7 +476,8 @@ def ranks_are_at_different_places(rank: Rank) -> None:
 
 @check
 def one_ranks_call_raises(rank: Rank) -> None:
-    """Behind its collectives, after all agreed: it says that it has found nothing right, and nobody uses the replay."""
+    """Behind its collectives, after all agreed: it says that it has found nothing right, and nobody uses the replay.
+    Out of memory, it evicts the capture that was replayed longest ago, another one."""
     real = compare.compare
 
     def raises(*facts: Any, together: Any, **options: Any) -> Any:
@@ -497,8 +495,11 @@ def one_ranks_call_raises(rank: Rank) -> None:
         return torch.kthvalue(layer(cache, x), 2, 1).values
 
     for fn in (layer, varies):
-        pygraph.reset()
-        ours = compiled(fn, collectives="measured")
+        forget()
+        other = recorded(rank, torch.relu)
+        for call in range(4):
+            other(tensor(rank, call))
+        ours = recorded(rank, fn, collectives="measured")
         raised = 0
         with only_on(rank, 1, life, "compare", raises):
             for call in range(CALLS):
@@ -509,7 +510,7 @@ def one_ranks_call_raises(rank: Rank) -> None:
                 except torch.OutOfMemoryError:
                     raised += 1
         assert raised == (rank.number == 1)
-        assert AGREED not in record().notes
+        assert AGREED not in regions()[-1].notes
 
 
 @host_only
@@ -518,7 +519,8 @@ def one_rank_cannot_do_what_it_agreed_to(rank: Rank) -> None:
     """It sends nothing where the others replay: that ends its program, and no other rank gets a wrong result. Gloo
     raises on the others, when its time is up: what Dynamo traced keeps the group of this rank alive. With NCCL they are
     inside a kernel, until a watchdog ends their processes."""
-    rank.begin("a group that waits for eight seconds", 16)
+    rank.begin("a group that waits for five seconds", 10)
+    faulthandler.dump_traceback_later(60, exit=True)  # it has to be compiled, too
     real = compare._Trial._replay
 
     def short(self: Any, args: list[Any]) -> Any:
@@ -556,7 +558,7 @@ def a_region_is_closed_during_the_vote(rank: Rank) -> None:
                 each.close()
         return outcome
 
-    ours = compiled(layer, collectives="measured")
+    ours = recorded(rank, layer, collectives="measured")
     with mock.patch.object(Ballot, "decide", closes):
         for call in range(6):
             cache, x = tensor(rank, call + 1), tensor(rank, call)

@@ -1,6 +1,6 @@
 """``torch.cond`` and ``torch.while_loop`` in compiled programs: a region goes through them, and replays decide.
 
-Their bodies are made of few operators, so that they share the kernels that Inductor compiles.
+Most programs call torch's operators one by one: Inductor takes a second for each kernel that it makes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ def x(value: float) -> torch.Tensor:
     return torch.full((4, 4), value) + torch.arange(16.0).view(4, 4) / 1000
 
 
-def replayed(fn: Callable[..., Any], *calls: tuple[Any, ...], regions: int = 1, **options: Any) -> Any:
+UNFUSED = {"inductor": {"fallback_by_default": True}}
+
+
+def replayed(fn: Callable[..., Any], *calls: tuple[Any, ...], fused: bool = False) -> Any:
     """The report of ``fn``, compiled, whose ``calls`` give what eager ones do; the last ones are replays."""
-    compiled = torch.compile(fn, backend="pygraph", options=options or None, dynamic=False)
+    compiled = torch.compile(fn, backend="pygraph", options=None if fused else UNFUSED, dynamic=False)
     with torch.no_grad():
         for args in (calls[0], *calls, *calls):
             expected, actual = fn(*args), compiled(*args)
             torch.testing.assert_close(actual, expected, equal_nan=True)
     (report,) = pygraph.reports()
     records = [region.record for region in report.regions]
-    assert len(records) == regions
+    assert len(records) == 1
     for record in records:
         assert record is not None
         assert (record.state.value, record.reason) == ("replay", None)
@@ -71,17 +74,14 @@ def count(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def test_a_region_goes_through_a_branch_and_replays_run_either_body() -> None:
-    report = replayed(choose, (x(1.0), x(0.5)), (x(-1.0), x(0.5)), (x(2.0), x(0.1)), (x(-3.0), x(0.2)))
+    calls = (x(1.0), x(0.5)), (x(-1.0), x(0.5)), (x(2.0), x(0.1)), (x(-3.0), x(0.2))
+    report = replayed(choose, *calls, fused=True)
     assert report.regions[0].record.segments == 1
 
 
 def test_a_region_goes_through_a_loop_which_the_device_counts() -> None:
-    replayed(count, *((x(0.1 * n), torch.tensor(n)) for n in (3, 1, 0, 7)))
-
-
-def test_launches_around_bodies_and_in_them_are_counted() -> None:
-    record = replayed(count, (x(1.0), torch.tensor(2))).regions[0].record
-    assert record.launches > record.segments == 1
+    record = replayed(count, *((x(0.1 * n), torch.tensor(n)) for n in (3, 1, 0, 7)), fused=True).regions[0].record
+    assert record.launches > record.segments == 1, "those around bodies and in them"
 
 
 def test_branches_within_branches() -> None:
@@ -168,7 +168,7 @@ def test_equal_results_are_tensors_of_their_own() -> None:
         return b, c, d, e
 
     replayed(fn, *((x(value), torch.tensor(n)) for value, n in ((1.0, 2), (-1.0, 0), (2.0, 1))))
-    compiled = torch.compile(fn, backend="pygraph", dynamic=False)
+    compiled = torch.compile(fn, backend="pygraph", options=UNFUSED, dynamic=False)
     results = compiled(x(1.0), torch.tensor(2))
     assert len({result.untyped_storage().data_ptr() for result in results}) == 4
 
@@ -180,7 +180,7 @@ def test_bodies_whose_results_are_not_expanded_alike_are_not_captured() -> None:
 
 
 def test_sizes_that_vary() -> None:
-    compiled = torch.compile(choose, backend="pygraph", dynamic=True)
+    compiled = torch.compile(choose, backend="pygraph", options=UNFUSED, dynamic=True)
     with torch.no_grad():
         for _ in range(3):
             for rows in (3, 5):
@@ -197,7 +197,7 @@ def test_gradients_through_a_branch() -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x, w: x @ w, lambda x, w: torch.tanh(x @ w), (x, w)).sum()
 
-    compiled = torch.compile(fn, backend="pygraph", dynamic=False)
+    compiled = torch.compile(fn, backend="pygraph", options=UNFUSED, dynamic=False)
     for value in (1.0, 1.0, -1.0, 2.0, -2.0, 3.0):
         given = [(x(value), W.clone().requires_grad_()) for _ in range(2)]
         fn(*given[0]).backward()
@@ -212,7 +212,7 @@ def test_bodies_that_draw_stay_outside() -> None:
         y = torch.cond(x.sum() > 0, lambda x: x + torch.rand_like(x), lambda x: x + 1, (x @ W,))
         return y @ W
 
-    compiled = torch.compile(fn, backend="pygraph", dynamic=False)
+    compiled = torch.compile(fn, backend="pygraph", options=UNFUSED, dynamic=False)
     with torch.no_grad():
         for value in (1.0, 1.0, -1.0, 1.0):
             torch.manual_seed(3)
@@ -235,7 +235,7 @@ def test_a_body_that_calls_an_unknown_operator_stays_outside() -> None:
         y = torch.cond(x.sum() > 0, lambda x: control(x), lambda x: x + 1, (x @ W,))
         return y @ W
 
-    compiled = torch.compile(fn, backend="pygraph", dynamic=False)
+    compiled = torch.compile(fn, backend="pygraph", options=UNFUSED, dynamic=False)
     with torch.no_grad():
         for value in (1.0, -1.0, 1.0):
             torch.testing.assert_close(compiled(x(value)), fn(x(value)))
@@ -252,7 +252,7 @@ def test_a_loop_over_a_compiled_step_with_a_branch() -> None:
             x = step(x)
         return x
 
-    compiled = torch.compile(step, backend="pygraph", dynamic=False)
+    compiled = torch.compile(step, backend="pygraph", options=UNFUSED, dynamic=False)
     for steps in (5, 5, 7, 6):
         done = pygraph.loop(compiled, x(0.5), steps=steps, held=W)
         torch.testing.assert_close(done.state, expected(x(0.5), steps))
@@ -282,7 +282,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_calls_are_compared_until_each_body_was(compared: list[str]) -> None:
-    compiled = torch.compile(branch, backend="pygraph", dynamic=False)
+    compiled = torch.compile(branch, backend="pygraph", options=UNFUSED, dynamic=False)
     counts = []
     with torch.no_grad():
         for value in (1.0, 1.0, 2.0, 3.0, -1.0, -2.0, 1.0, -3.0):
@@ -295,7 +295,7 @@ def test_calls_are_compared_until_each_body_was(compared: list[str]) -> None:
 
 
 def test_a_body_that_does_not_come_is_replayed_after_some_calls_and_the_report_says_so(compared: list[str]) -> None:
-    compiled = torch.compile(branch, backend="pygraph", dynamic=False)
+    compiled = torch.compile(branch, backend="pygraph", options=UNFUSED, dynamic=False)
     with torch.no_grad():
         for _ in range(LOOKS + 8):
             compiled(x(1.0))
@@ -323,7 +323,7 @@ def test_a_body_that_would_do_something_else_is_not_replayed(
         return replace(made, recording=replace(made.recording, launches=tuple(launches)))
 
     monkeypatch.setattr(fold, "_folded", wrong)
-    compiled = torch.compile(branch, backend="pygraph", dynamic=False)
+    compiled = torch.compile(branch, backend="pygraph", options=UNFUSED, dynamic=False)
     with torch.no_grad():
         for value in (first, first, first, -first, first, -first):
             torch.testing.assert_close(compiled(x(value)), branch(x(value)))
