@@ -65,7 +65,7 @@ def test_a_dump_runs_at_every_stage_on_the_inputs_that_were_saved(dump: Dump) ->
 
 
 def test_a_training_step_runs_forward_and_backward(dump: Dump) -> None:
-    backward = dump(Net(), torch.randn(4, 8), backward=True)
+    backward = dump(nn.Linear(8, 8), torch.randn(4, 8), backward=True)
     forward = next(backward.parent.glob("*_forward"))
     for folder in (forward, backward):
         assert run("run", folder / "05-selection.pgir", "--inputs", folder / "inputs.pt").exit_code == 0

@@ -47,7 +47,7 @@ def _bert() -> nn.Module:
     config = hf.BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=64,
         hidden_dropout_prob=0.0,

@@ -85,7 +85,8 @@ SPLITTING = [Turn(), "legality,placement,partitioning", SplitLayers(), "indirect
 
 def graphs(function: Callable[..., Any], x: torch.Tensor, **options: Any) -> list[Graph]:
     """The graphs of ``function`` compiled, each as its text says, once results and gradients are eager's."""
-    compiled = torch.compile(function, backend="pygraph", options=options)
+    unfused = {"fallback_by_default": True}  # Inductor takes a second for each kernel that it makes
+    compiled = torch.compile(function, backend="pygraph", options={"inductor": unfused, **options})
     for _ in range(3):
         found = []
         for run in (compiled, function):
@@ -127,7 +128,7 @@ def test_a_stack_is_split_at_every_fourth_layer_forwards_and_backwards() -> None
 
 
 def test_a_whole_training_step_names_parameters_and_optimizer_state() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model = nn.Sequential(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     @pygraph.train_step

@@ -30,8 +30,18 @@ def wrap(request: pytest.FixtureRequest, fresh: None) -> Callable[..., Callable[
     return lambda fn: torch.compile(fn, backend="pygraph")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
-@pytest.mark.parametrize("where", ["argument", "closure"])
+@pytest.mark.parametrize(
+    ("dtype", "where"),
+    [
+        (torch.float64, "argument"),
+        (torch.int64, "closure"),
+        *(
+            pytest.param(*case, marks=pytest.mark.sweep)
+            for case in ((torch.float64, "closure"), (torch.int64, "argument"))
+        ),
+        *(pytest.param(torch.float32, where, marks=pytest.mark.sweep) for where in ("argument", "closure")),
+    ],
+)
 def test_each_write_happens(wrap: Callable[..., Callable[..., torch.Tensor]], dtype: torch.dtype, where: str) -> None:
     """All of them in one program, each into a tensor of its own."""
 

@@ -86,7 +86,7 @@ def test_metrics_that_are_computed_behind_the_optimizer_have_the_old_weights() -
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("fallbacks", [False, True])
+@pytest.mark.parametrize("fallbacks", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_an_operator_outside_of_regions_reads_an_input_before_its_last_write(fallbacks: bool) -> None:
     """Regions put it behind that write, which is all that the program does of its own with two names of one tensor."""
 

@@ -334,7 +334,7 @@ ROUNDED = {"inductor": {"emulate_precision_casts": True}}
 """Inductor rounds to half precision wherever eager does."""
 
 CASES: dict[str, tuple[Program, dict[str, Any]]] = {
-    "interrupted": (interrupted, {}),
+    "interrupted": (interrupted, {"optimizer": sgd, "model": lambda: nn.Linear(FEATURES, CLASSES)}),
 }
 SWEEP: dict[str, tuple[Program, dict[str, Any]]] = {
     "scaler": (scaled(torch.float16, True), {"optimizer": sgd, **ROUNDED}),
