@@ -14,6 +14,7 @@ import torch
 import pygraph
 from pygraph import compat
 from pygraph.report.model import GraphReport
+from tests.small import UNFUSED
 
 CALLS = 4
 """Enough calls to run uncaptured, be captured or fail to be, and be replayed."""
@@ -114,7 +115,8 @@ def weight(grad: bool = False) -> torch.Tensor:
 
 
 def compiled(fn: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-    return torch.compile(fn, backend="pygraph", fullgraph=True, **settings)
+    options = {**UNFUSED, **settings.pop("options", {})}
+    return torch.compile(fn, backend="pygraph", fullgraph=True, options=options, **settings)
 
 
 def again() -> None:

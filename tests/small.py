@@ -15,6 +15,10 @@ CALLS = 4
 """Enough calls for a region to run uncaptured, be captured, and be replayed."""
 
 
+UNFUSED = {"inductor": {"fallback_by_default": True}}
+"""Options of programs that call torch's operators one by one: Inductor takes a second for each kernel that it makes."""
+
+
 class Mlp(nn.Module):
     def __init__(self, width: int = 16, dropout: float = 0.0) -> None:
         super().__init__()

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import pygraph
+from tests.small import UNFUSED
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
-EVERYTHING = {"passes": "legality,placement,partitioning,indirection"}
+EVERYTHING = {"passes": "legality,placement,partitioning,indirection", **UNFUSED}
 CALLS = 8
 
 _library = torch.library.Library("pygraph_custom", "DEF")
@@ -123,7 +124,10 @@ def test_operators_and_draws_keep_their_order_where_fewer_regions_are_to_be_had(
     keep = {"fallback_random": True, "reorder_for_locality": False, "reorder_for_peak_memory": False}
     found: list[list[Any]] = []
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        for run in (fn, torch.compile(fn, backend="pygraph", options={**EVERYTHING, "inductor": keep})):
+        for run in (
+            fn,
+            torch.compile(fn, backend="pygraph", options={**EVERYTHING, "inductor": {**UNFUSED["inductor"], **keep}}),
+        ):
             _runs.clear()
             torch.manual_seed(0)
             found.append([run(torch.randn(4, 4), torch.randn(4, 4)) for _ in range(CALLS)])

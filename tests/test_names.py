@@ -19,6 +19,7 @@ import pygraph
 from pygraph.ir import REGION, Graph, Region, Stage, parse_graph
 from pygraph.passes import Pass, PassContext, PassResult
 from pygraph.report.facts import to_json
+from tests.small import UNFUSED
 from tests.test_caches import keeping, restored  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -85,8 +86,7 @@ SPLITTING = [Turn(), "legality,placement,partitioning", SplitLayers(), "indirect
 
 def graphs(function: Callable[..., Any], x: torch.Tensor, **options: Any) -> list[Graph]:
     """The graphs of ``function`` compiled, each as its text says, once results and gradients are eager's."""
-    unfused = {"fallback_by_default": True}  # Inductor takes a second for each kernel that it makes
-    compiled = torch.compile(function, backend="pygraph", options={"inductor": unfused, **options})
+    compiled = torch.compile(function, backend="pygraph", options={**UNFUSED, **options})
     for _ in range(3):
         found = []
         for run in (compiled, function):

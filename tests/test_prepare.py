@@ -15,11 +15,15 @@ import pygraph
 from pygraph import compat
 from pygraph.errors import CaptureError, OptionError
 from pygraph.runtime.asked import asking
-from tests import forked
+from tests import forked, small
 from tests.runtime.fake import make
-from tests.small import compiled, replays
+from tests.small import UNFUSED, replays
 
 pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return small.compiled(function, **UNFUSED, **options)
 
 
 def scale(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

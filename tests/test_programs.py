@@ -132,7 +132,12 @@ def shared(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
     return [(first, t.data_ptr() - some[first].data_ptr()) for first, t in zip(firsts, some, strict=True)]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+SEVERAL_KERNELS = ("unrolled", "gru-cell", "scalar")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.sweep] * (name in SEVERAL_KERNELS)) for name in PROGRAMS]
+)
 def test_program_equals_eager(name: str) -> None:
     function, make = PROGRAMS[name]
     ours = compiled(function)

@@ -18,6 +18,7 @@ from pygraph.program import fold
 from pygraph.runtime import life
 from pygraph.runtime.control import Bodies, cond
 from pygraph.runtime.variants import LOOKS
+from tests.small import UNFUSED
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -27,9 +28,6 @@ W = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)) / 2
 def x(value: float) -> torch.Tensor:
     """A tensor whose sum is positive if ``value`` is."""
     return torch.full((4, 4), value) + torch.arange(16.0).view(4, 4) / 1000
-
-
-UNFUSED = {"inductor": {"fallback_by_default": True}}
 
 
 def replayed(fn: Callable[..., Any], *calls: tuple[Any, ...], fused: bool = False) -> Any:

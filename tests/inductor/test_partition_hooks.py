@@ -156,7 +156,11 @@ def sorted_between(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize(
     ("function", "dynamic"),
     [
-        pytest.param(function, dynamic, marks=[] if dynamic == (function is three) else pytest.mark.sweep)
+        pytest.param(
+            function,
+            dynamic,
+            marks=[] if function is not halves and dynamic == (function is three) else pytest.mark.sweep,
+        )
         for function in (halves, three, nested, read_early, sorted_between)
         for dynamic in (False, True)
     ],
@@ -273,7 +277,7 @@ LINEAR = (square(), square(), square(32))
     ("passes", "reason"),
     [
         (forbidding("aten.mm.default"), "forbidden"),
-        (forbidding("aten.addmm"), "forbidden"),
+        pytest.param(forbidding("aten.addmm"), "forbidden", marks=pytest.mark.sweep),
         (keeping_out("plus"), "kept-out"),
     ],
 )
@@ -307,7 +311,10 @@ def attending(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor
 ATTENTION = (*(square(2, 4, 128, 64) for _ in range(3)), square(64, 64))
 
 
-@pytest.mark.parametrize("passes", [forbidding("aten.bmm"), keeping_out("weights"), forbidding("aten.sort")])
+@pytest.mark.parametrize(
+    "passes",
+    [forbidding("aten.bmm"), pytest.param(keeping_out("weights"), marks=pytest.mark.sweep), forbidding("aten.sort")],
+)
 def test_attention_is_outside_where_a_part_of_it_is(passes: Sequence[Any]) -> None:
     report = compiled(attending, passes, *ATTENTION)
     assert_captured(report, "mm")
@@ -360,7 +367,13 @@ def test_a_convolution_that_a_norm_was_folded_into_is_outside_where_the_norm_is(
 # -- lowerings and passes that are no patterns, after the decision ---------------------------------------------------
 
 
-@pytest.mark.parametrize(("kept_out", "check"), [("times", assert_outside), ("no_such_function", assert_captured)])
+@pytest.mark.parametrize(
+    ("kept_out", "check"),
+    [
+        ("times", assert_outside),
+        pytest.param("no_such_function", assert_captured, marks=pytest.mark.sweep),
+    ],
+)
 def test_what_a_pattern_lowers_itself_follows_what_it_matched(kept_out: str, check: Callable[..., None]) -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.sort(torch.relu(torch.nn.functional.conv2d(times(x, x), w))).values

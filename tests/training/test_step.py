@@ -45,7 +45,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-QUICK = ("nesterov", "adamw-fused")
+QUICK = ("adamw-fused",)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in OPTIMIZERS])
