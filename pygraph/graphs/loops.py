@@ -506,7 +506,8 @@ def _version(tensor: torch.Tensor) -> Any:
     """A number that writes change; the bits of a tensor that has none."""
     if not tensor.is_inference():
         return tensor._version
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    dense = tensor.detach().clone(memory_format=torch.contiguous_format)  # strides of single elements, too
+    return dense.cpu().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _storage(tensor: torch.Tensor) -> int:

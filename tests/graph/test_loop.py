@@ -600,6 +600,17 @@ def test_loops_run_in_inference_mode() -> None:
     assert found.record.replays == 1, found.record
 
 
+def test_single_elements_in_inference_mode_may_have_any_stride() -> None:
+    with torch.inference_mode():
+        for steps in (3, 4, 5):
+            state = torch.randn(2, 5)[1:, 2]
+            assert state.stride() == (5,)
+            expected, *_ = plain(lambda s: s * 0.5 + 1, state, steps)
+            found = pygraph.loop(lambda s: s * 0.5 + 1, state, steps=steps)
+            assert torch.equal(found.state, expected)
+    assert found.record.replays == 1, found.record
+
+
 def test_loops_are_told_apart_by_defaults_of_keywords() -> None:
     for factor in (2.0, 2.0, 2.0, 3.0, 3.0, 3.0):
         found = pygraph.loop(lambda s, *, f=factor: s * f, torch.ones(1), steps=3)
