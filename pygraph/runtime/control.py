@@ -65,6 +65,8 @@ class Bodies:
 
     def branch(self, decides: torch.Tensor, functions: Sequence[Function], args: Sequence[Any]) -> list[Any]:
         """The results of a branch between ``functions``."""
+        if decides.dtype is not torch.bool:
+            decides = decides != 0  # one byte of it decides
         bounds, results = [self._launches()], list[Any]()
         for function in functions:
             returned = list(self._run(function, list(args)))

@@ -77,6 +77,14 @@ def test_a_region_goes_through_a_branch_and_replays_run_either_body() -> None:
     assert report.regions[0].record.segments == 1
 
 
+@pytest.mark.parametrize("values", [(1, 256, 0), (0.5, 1.0, 0.0, torch.nan)], ids=["integer", "float"])
+def test_a_branch_on_a_number_runs_the_first_body_unless_it_is_zero(values: tuple[float, ...]) -> None:
+    def fn(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        return torch.cond(p, lambda x: x @ W, torch.tanh, (x.clone(),)) + 1
+
+    replayed(fn, *((x(0.5), torch.tensor(value)) for value in values))
+
+
 def test_a_region_goes_through_a_loop_which_the_device_counts() -> None:
     record = replayed(count, *((x(0.1 * n), torch.tensor(n)) for n in (3, 1, 0, 7)), fused=True).regions[0].record
     assert record.launches > record.segments == 1, "those around bodies and in them"
