@@ -229,11 +229,9 @@ def test_a_fork_does_not_keep_the_lock_of_a_parent_that_died(tmp_path: Path) -> 
     parent = os.fork()
     if parent == 0:
         with cache.locked(tmp_path / "x.lock"):
-            child = os.fork()
-            if child == 0:
-                signal.pause()
-            told.with_name("part").write_text(str(child))
-            told.with_name("part").rename(told)
+            if os.fork() == 0:  # it tells: what a fork does first, it has done
+                told.with_name("part").write_text(str(os.getpid()))
+                told.with_name("part").rename(told)
             signal.pause()
     wait_for(told.exists)
     os.kill(parent, signal.SIGKILL)
