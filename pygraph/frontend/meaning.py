@@ -143,7 +143,8 @@ def _difference(one: Any, other: Any, tolerance: float) -> str:
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
     flat = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-    return flat.detach().contiguous().reshape(-1).view(torch.uint8)
+    dense = flat.detach().clone(memory_format=torch.contiguous_format)  # strides of single elements, too
+    return dense.reshape(-1).view(torch.uint8)
 
 
 def _copy(result: Any) -> Any:

@@ -146,3 +146,15 @@ def test_what_cannot_be_run_is_said(body: str, reason: str) -> None:
     (note,) = run(lambda graph: graph.erase(graph.node("z")), text)
     assert note.startswith("its meaning was not checked: ")
     assert reason in note
+
+
+def test_single_elements_may_have_any_stride() -> None:
+    text = """graph @main (%x : f32[2, 3]@cuda:0) {
+  %a = aten.relu.default(%x) : f32[2, 3]@cuda:0
+  %b = aten.select.int(%a, 1, 2) : f32[2]@cuda:0 !reads[] !aliases[0:0]
+  %c = aten.slice.Tensor(%b, 0, 1, 2) : f32[1]@cuda:0 !reads[] !aliases[0:0]
+  return (%c)
+}"""
+    assert run(clamped, text) == ()
+    with pytest.raises(PassError, match="differ"):
+        run(negated, text)
