@@ -211,6 +211,9 @@ class Clock:
     def seconds(self) -> float:
         return 1.0
 
+    def since(self, _earlier: Clock) -> float:
+        return 0.0
+
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
