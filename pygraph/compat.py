@@ -459,9 +459,8 @@ def _unread(item: Any, holder: Any) -> bool:
 
 
 def compilations() -> list[Any]:
-    """Dynamo's latest compilations; one that failed has ``fail_type``, ``fail_reason`` and a user's line. Among them
-    torch lists each first run in which kernels were tuned, which compiles no function."""
-    return [] if absent(_compilations) else [each for each in _compilations() if not each.is_runtime]
+    """Dynamo's latest compilations; one that failed has ``fail_type``, ``fail_reason`` and a user's line."""
+    return [] if absent(_compilations) else list(_compilations())
 
 
 def code_of(trace: Any) -> CodeType:

@@ -137,11 +137,11 @@ class _Rounds:
 
 @dataclass(slots=True)
 class _Turn:
-    """A call in one order, what times it, and when it began; the turn that the call before had, until both are over;
-    and seconds that it took, once they are known."""
+    """A call in one order, what times it, if anything can, and when it began; the turn that the call before had, until
+    both are over; and seconds that it took, once they are known."""
 
     order: str
-    timer: Timer
+    timer: Timer | None
     began: float
     before: _Turn | None
     seconds: float | None = None
@@ -229,7 +229,7 @@ class Contest:
 
     def _stop(self, turn: _Turn | None) -> None:
         self._vain = 0
-        if turn is not None:
+        if turn is not None and turn.timer is not None:
             turn.timer.stop()
 
     def _find(self, turn: _Turn | None) -> Decision | None:
@@ -242,13 +242,14 @@ class Contest:
 
     def _over_by_now(self, turn: _Turn) -> bool:
         """Counts ``turn`` if the device is through with it."""
-        turn.seconds = turn.timer.seconds()
-        if turn.seconds is None:
+        timer = turn.timer
+        turn.seconds = None if timer is None else timer.seconds()
+        if timer is None or turn.seconds is None:
             return False
         self._rounds.calls[turn.order].append(turn.seconds)
         before, turn.before = turn.before, None
-        if before is not None and before.seconds is not None:
-            self._rounds.lags.append(turn.timer.since(before.timer) - (turn.began - before.began))
+        if before is not None and before.timer is not None and before.seconds is not None:
+            self._rounds.lags.append(timer.since(before.timer) - (turn.began - before.began))
         return True
 
     def _judge(self) -> Decision | None:
@@ -266,19 +267,6 @@ class Contest:
             return _PLAN[place]
         short = [order for order, calls in self._rounds.calls.items() if len(calls) < ROUNDS * TURNS]
         return None if self._under_way or not short else short[0]
-
-
-class _Untimed:
-    """The timer of a call that nothing can time."""
-
-    def stop(self) -> None:
-        pass
-
-    def seconds(self) -> None:
-        return None
-
-    def since(self, earlier: Any) -> float:
-        raise NotImplementedError  # nothing is asked of a timer whose seconds are not known
 
 
 class JointContest(Contest):
@@ -313,11 +301,11 @@ class JointContest(Contest):
         place = self._place()
         if place >= self.TURNS:
             return None
-        return _Turn(_PLAN[place], self._driver.timer(self._device) or _Untimed(), self._clock(), before)
+        return _Turn(_PLAN[place], self._driver.timer(self._device), self._clock(), before)
 
     def _stop(self, turn: _Turn | None) -> None:
+        super()._stop(turn)
         if turn is not None:
-            turn.timer.stop()
             self._under_way.append(turn)
             self._timed_calls.append(self._place())
 

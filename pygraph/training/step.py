@@ -190,18 +190,18 @@ class TrainStep(Generic[P, R]):
                 reports()[-1].notes += sorted(left)
             for used in self._used:
                 used.after()
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        if call.traced and not call.whole and alone and not self._taken_back:
+        if call.traced and not call.whole and not self._taken_back:
             self._hand_over()
         return result
 
     def _hand_over(self) -> None:
         """Dynamo leaves the step in parts: have later calls captured as they run, if the step's state is known."""
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if together or self._options.get("disable"):
+            return
         used = [value for each in self._used if (value := each.value()) is not None]
         known = set(map(id, Walk((self._held,)).containers))
         missing = [each for each in used if id(each) not in known and not isinstance(each, LRScheduler)]
-        if self._options.get("disable"):
-            return
         if self._held is None:
             said = "with held=[model, optimizer], pygraph.graph captures it as it runs"
         elif missing:
