@@ -453,13 +453,13 @@ class Lives:
             self._ledger.ran(variant.account, self.subject.clock() - began)
         return outputs
 
-    def count(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
-        """Run a call of ``variant`` uncaptured: one of those that make it due to be captured."""
+    def count(self, variant: Variant, args: list[Any], calls: int = 1) -> Sequence[Any]:
+        """Run a call of ``variant`` uncaptured, which stands for so many that make it due to be captured."""
         began = self.subject.clock()
         outputs = self.uncaptured(args)
         if self._ledger is not None:
             self._ledger.ran(variant.account, self.subject.clock() - began)
-        variant.ran += 1
+        variant.ran += calls
         variant.seen = uses.value
         return outputs
 

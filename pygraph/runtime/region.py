@@ -7,7 +7,7 @@ Most calls end in ``try_replay``: the variant that was used last is replayed if 
     it is due to be captured            its life answers the call: see ``life``, which has all that can happen to it
     anything else                       runs uncaptured, and is counted
 
-Where sizes never return, one of eight such calls is told apart, since that takes as long as a short kernel.
+Where hardly any call is replayed, one of eleven is told apart: that takes as long as a short kernel.
 
 One thread captures at a time, and nobody waits for it: the others run uncaptured meanwhile.
 """
@@ -39,9 +39,12 @@ from pygraph.runtime.votes import hold
 
 __all__ = ["Region", "RegionOptions", "RegionRecord"]
 
-_STRANGERS, _GLANCE = 128, 8
-"""Variants in a row of which none came back once others came: of the calls that follow, each eighth is looked at, until
-one does."""
+_VAIN, _GLANCE = 128, 11
+"""Calls that were told apart in vain, after which each eleventh is: no usual number of sizes in turn is a multiple of a
+prime."""
+
+_REPLAY = 16
+"""Such calls that one replay makes up for."""
 
 
 class Region:
@@ -93,10 +96,8 @@ class Region:
         self.record = RegionRecord(name, ledger=self._ledger, _table=table)
         self._driver, self._clock = driver, clock
         self._lives = Lives(subject, self.record, table, dict.fromkeys(map(base_of, eager)))
-        self._strangers = self._passed = 0
-        """Variants in a row that were new, and calls since the last one that was looked at."""
-        self._met: Variant | None = None
-        """The variant that was looked up last."""
+        self._vain = self._passed = self._replays = 0
+        """Calls that were told apart in vain, calls since the last one that was told apart, and replays before that."""
         self._unready: Refusal | None = None
         """Why the driver could not capture when it was asked last."""
         live.enter(self)
@@ -148,7 +149,7 @@ class Region:
         if lives.left is not None:
             asked.note(lives.left)
             return lives.uncaptured(args)
-        if self._strangers >= _STRANGERS and self._passes_by():
+        if self._vain >= _VAIN and self._passes_by():
             return lives.uncaptured(args)
         key = (lives.key or lives.meet(args)).of(args)
         if not watched:
@@ -164,18 +165,17 @@ class Region:
         if isinstance(facts, Refusal):
             return self._refuse(facts, args)
         variant = lives.table.find(key, facts)
-        if variant is not self._met:
-            self._met, self._strangers = variant, 0 if variant.ran else self._strangers + 1
         known = lives.is_known(variant, args)  # the mode sees the run that comes first
         if (known or not watched) and self._is_due(variant, known) and self._is_ready():
             with capturing_turn() as mine:
                 if mine and self._is_due(variant, known):
                     asked.note(variant)
+                    self._vain = 0
                     return lives.go_on(variant, args)
         return self._count(variant, args)
 
     def _passes_by(self) -> bool:
-        """True if a call runs uncaptured without a look, since most likely none like it was, or will be."""
+        """True if a call runs uncaptured without a look, since most likely nothing that is captured fits."""
         self._passed = (self._passed + 1) % _GLANCE
         return self._passed > 0 and not asked.is_asked()
 
@@ -197,7 +197,6 @@ class Region:
             lives.raised(args, error)
             raise
         if outputs is not None:
-            self._strangers = 0
             if checked is not None:
                 checked.unverified += 1
             lives.prefer(variant)  # first: the ledger counts replays of the variant that was used until now
@@ -208,7 +207,13 @@ class Region:
         """Run a call of ``variant`` uncaptured. Such calls come in a row: the next is not tried on the last replay."""
         self._lives.latest = None
         asked.note(self._unready or variant)
-        return self._lives.count(variant, args)
+        told = _GLANCE // 2 if self._vain >= _VAIN and variant.ran else 1  # half: chance must not pay for a capture
+        replays = self.record.replays
+        vain = max(0, self._vain - _REPLAY * (replays - self._replays)) + (
+            not variant.ran or variant.ran >= variant.wanted
+        )
+        self._vain, self._replays = min(vain, _VAIN), replays
+        return self._lives.count(variant, args, told)
 
     def _refuse(self, refusal: Refusal, args: list[Any]) -> Sequence[Any]:
         """Run a call uncaptured that has no signature."""
@@ -288,7 +293,7 @@ class Region:
         refusal = lives.table.retry(every=every) or left or self._unready
         if refusal is None:
             return False
-        self._unready = None
+        self._unready, self._vain = None, 0
         lives.forgive()
         lives.journal.retried(refusal.reason)
         return True
