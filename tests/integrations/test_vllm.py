@@ -17,6 +17,7 @@ import torch
 from torch.fx.passes.split_module import split_module
 
 import pygraph
+from pygraph.runtime.host.driver import HostDriver
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -168,6 +169,25 @@ def test_pieces_are_captured_at_start_up_and_replayed_with_todays_tensors(engine
     assert run.runs == runs
     assert pygraph.counters()["captures"] == 3
     assert sum(region.captures for region in adapter.session.memory().regions.values()) == 3
+
+
+def test_no_order_of_launches_is_timed_while_it_serves(
+    engine: Engine, adapter: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a device that would run two branches of a piece side by side."""
+    monkeypatch.setattr(HostDriver, "parallel", True)
+    monkeypatch.delenv("PYGRAPH_ORDER")
+
+    def branches(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return ((x @ weight).relu() * (x @ weight.mT).sigmoid(),)
+
+    wrapper = adapter.StaticGraphWrapper(branches, config(), Mode.PIECEWISE)
+    with engine.step(8):
+        wrapper(torch.randn(8, 8), torch.randn(8, 8))
+    assert "is not captured" not in caplog.text
+    (graph,) = wrapper._graphs.values()
+    assert (graph.record.captures, graph.record.replays) == (1, 1)
+    assert not any(record.contests for record in graph.record.regions)
 
 
 def test_what_was_not_captured_at_start_up_runs_and_never_raises(engine: Engine, adapter: Any) -> None:
