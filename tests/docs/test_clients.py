@@ -94,17 +94,20 @@ def test_a_mode_excludes_options() -> None:
 # -- diffusers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("capture_after", "captures"), [(2, 1), (4, 0)])
-def test_a_size_is_due_within_one_pass_over_the_blocks(capture_after: int, captures: int) -> None:
+@pytest.mark.parametrize(("capture_after", "passes", "captures", "replays"), [(2, 1, 1, 1), (4, 1, 0, 0), (4, 4, 1, 8)])
+def test_blocks_are_captured_at_their_size(capture_after: int, passes: int, captures: int, replays: int) -> None:
+    """Within one pass over the 3 blocks, which share a program, or not before the size comes back."""
     diffusers = pytest.importorskip("diffusers")
     sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "cross_attention_dim": 16, "caption_channels": 16}
     model = diffusers.LTXVideoTransformer3DModel(in_channels=4, out_channels=4, num_layers=3, **sizes).eval()
     model.compile_repeated_blocks(backend="pygraph", options={"capture_after": capture_after})
-    inputs = {"hidden_states": torch.randn(1, 32, 4), "encoder_hidden_states": torch.randn(1, 6, 16)}
+    mask = torch.ones(1, 6)
     with torch.no_grad():
-        mask = torch.ones(1, 6)
-        model(**inputs, timestep=torch.ones(1), encoder_attention_mask=mask, num_frames=2, height=4, width=4)
-    assert pygraph.counters().get("captures", 0) == captures
+        for _ in range(passes):
+            inputs = {"hidden_states": torch.randn(1, 32, 4), "encoder_hidden_states": torch.randn(1, 6, 16)}
+            model(**inputs, timestep=torch.ones(1), encoder_attention_mask=mask, num_frames=2, height=4, width=4)
+    counters = pygraph.counters()
+    assert (counters.get("captures", 0), counters.get("replays", 0)) == (captures, replays)
 
 
 # -- Lightning ---------------------------------------------------------------------------------------------------------
@@ -139,6 +142,33 @@ def test_ways_to_compile_under_lightning(way: Any, tmp_path: Path) -> None:
         return
     trainer.fit(module, data)
     assert pygraph.counters() == {"captures": 2, "replays": 4, "uncaptured": 4}  # forward and backward pass
+
+
+def test_a_whole_step_under_lightning(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    from pygraph.integrations.lightning import TrainStep
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            x, y = batch
+            loss = nn.functional.mse_loss(self.model(x), y)
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    rows = torch.utils.data.TensorDataset(torch.randn(64, 16), torch.randn(64, 4))
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=1, callbacks=[TrainStep()], default_root_dir=tmp_path, **quiet
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(rows, batch_size=8))
+    assert (trainer.global_step, pygraph.counters()) == (8, {"captures": 1, "replays": 6, "uncaptured": 2})
 
 
 # -- accelerate, Trainer -----------------------------------------------------------------------------------------------
@@ -181,6 +211,16 @@ def test_ways_to_compile_under_accelerate(way: Any, later: bool, tmp_path: Path)
             torch.save(model, io.BytesIO())
     else:
         torch.save(model, io.BytesIO())
+
+
+def test_accelerate_compiles_by_the_plugin() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from pygraph.integrations.accelerate import DynamoPlugin
+
+    accelerate.state.AcceleratorState._reset_state()  # all accelerators of a process share the first one's plugin
+    model = accelerate.Accelerator(cpu=True, dynamo_plugin=DynamoPlugin(dynamic=False)).prepare(Model())
+    assert replays(lambda: model(torch.randn(8, 16)))
+    assert pygraph.counters() == {"captures": 1, "replays": 2, "uncaptured": 2}
 
 
 def test_a_whole_step_under_accelerate() -> None:
