@@ -28,31 +28,36 @@ TINY_LENGTH, TINY_WORDS = 16, 97
 def bert(**sizes: Any) -> nn.Module:
     import transformers
 
-    return transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
+    made: nn.Module = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
+    return made
 
 
 def gpt2(**sizes: Any) -> nn.Module:
     import transformers
 
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **sizes))
+    made: nn.Module = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **sizes))
+    return made
 
 
 def t5(**sizes: Any) -> nn.Module:
     import transformers
 
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(use_cache=False, **sizes))
+    made: nn.Module = transformers.T5ForConditionalGeneration(transformers.T5Config(use_cache=False, **sizes))
+    return made
 
 
 def xlnet(**sizes: Any) -> nn.Module:
     import transformers
 
-    return transformers.XLNetLMHeadModel(transformers.XLNetConfig(**sizes))
+    made: nn.Module = transformers.XLNetLMHeadModel(transformers.XLNetConfig(**sizes))
+    return made
 
 
 def llama(**sizes: Any) -> nn.Module:
     import transformers
 
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    made: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    return made
 
 
 TINY_BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -53,7 +53,8 @@ PROMPT = (50258, 50259, 50359, 50363)
 def whisper(**sizes: Any) -> nn.Module:
     import transformers
 
-    return transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes))
+    made: nn.Module = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes))
+    return made
 
 
 def spectrogram(batch: int, bins: int, frames: int) -> Inputs:
@@ -91,7 +92,8 @@ def transcription(make: Make, inputs: Inputs) -> Build:
 def wav2vec2(**sizes: Any) -> nn.Module:
     import transformers
 
-    return transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**sizes))
+    made: nn.Module = transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**sizes))
+    return made
 
 
 def waveform(batch: int, samples: int) -> Inputs:

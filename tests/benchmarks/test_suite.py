@@ -21,6 +21,7 @@ TINY = list({workload.tiny: name for name, workload in WORKLOADS.items()}.values
 _SLOW = ("diffusion", "language")
 QUICK = [name for name in TINY if not WORKLOADS[name].packages and WORKLOADS[name].domain not in _SLOW]
 """Those whose tiny build runs in well under a second."""
+TRANSFORMERS = [name for name in TINY if WORKLOADS[name].packages == ("transformers",)]
 COMPILED = [(name, "pygraph") for name in TINY] + [(n, "step") for n in TINY if WORKLOADS[n].kind == "training"]
 """To compile all takes many minutes."""
 NOT_WORTH_A_GRAPH = ("matmul-8192",)
@@ -76,6 +77,25 @@ def test_results_are_compared_until_each_size_was_replayed(name: str) -> None:
     assert program.compared >= max(CALLS_COMPARED, 3 * sizes)
     assert ("whole-step" in program.sides) == workload.whole_step
     assert ("step" in program.sides) == (workload.kind == "training")
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_models_of_transformers_run_and_know_their_keywords(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config takes any keyword, and mypy does not look into the package."""
+    transformers = pytest.importorskip("transformers")
+    configs, init = list[Any](), transformers.PreTrainedModel.__init__
+
+    def noted(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        configs.append(config)
+        init(self, config, *args, **kwargs)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "__init__", noted)
+    (found,) = results(name, 1)
+    assert found
+    assert all(tensor.isfinite().all() for tensor in found)
+    assert configs
+    for config in configs:
+        assert vars(config).keys() <= vars(type(config)()).keys()
 
 
 @pytest.mark.usefixtures("fresh")

@@ -22,6 +22,7 @@ from pygraph.runtime.host import HostDriver
 from pygraph.runtime.record import RegionOptions
 from pygraph.runtime.region import Region
 from tests.distributed.processes import Rank, attempt
+from tests.small import UNFUSED
 
 WIDTH = 4
 CALLS = 8
@@ -89,8 +90,12 @@ def tensor(rank: Rank, call: int, rows: int = 4) -> torch.Tensor:
     return (values % 7).view(rows, WIDTH)
 
 
+KERNELS: dict[str, Any] = {} if torch.cuda.is_available() else UNFUSED
+"""Options of compiled functions: on the host, torch's operators are called one by one. ``all_agree`` has kernels."""
+
+
 def compiled(fn: Callable[..., Any], dynamic: bool = False, **options: Any) -> Callable[..., Any]:
-    given = {"passes": PASSES, "ledger": False, **options}
+    given = {"passes": PASSES, "ledger": False, **KERNELS, **options}
     return torch.compile(fn, backend="pygraph", options=given, dynamic=dynamic or None)
 
 

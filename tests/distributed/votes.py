@@ -117,7 +117,7 @@ def all_agree(rank: Rank) -> None:
         return found
 
     with mock.patch.object(executable, "drop_superseded", counted):
-        counts = run(rank, compiled(layer, collectives="measured"))
+        counts = run(rank, compiled(layer, collectives="measured", inductor={}))
     agreed, captured = record().notes
     assert agreed == AGREED
     assert captured.startswith(CAPTURED)
