@@ -8,9 +8,9 @@
     diffusion    20 steps of DDIM with a UNet: the network compiled with reduce-overhead
     early-exit   16 layers, of which a ``torch.cond`` skips the latter half: compiled by default
     while        ``torch.while_loop`` of 100 iterations of 5 launches: one graph of 100 bodies, by hand; and memory
-    generate-1, generate-8
-                 128 new tokens of a Llama of 1 B parameters, greedy, by batch: ``model.generate`` of transformers with
-                 reduce-overhead
+    generate-1, generate-8, generate-3b
+                 128 new tokens of a Llama of 1 B parameters, greedy, by batch, and of one of 3 B: ``model.generate`` of
+                 transformers with reduce-overhead
 
 Sides take turns in one process, and each is drained. Results are compared before anything is timed, but for texts:
 products in half precision, summed in another order, choose other words of a network without training. Above 1, the
@@ -43,7 +43,8 @@ from pygraph.runtime.native_build import waiting_for_builds
 __all__ = ["ROWS", "measure"]
 
 OURS = "loop"
-WARM = 6
+WARM, LONGEST_CONTEST = 6, 200
+"""Calls before any is timed, and while orders of launches are decided on."""
 TOLERANCE = 1e-2
 """Of the largest magnitude: half-precision sums in another order."""
 
@@ -245,20 +246,22 @@ def whiles(device: str, tiny: bool) -> Sides:
     return sides
 
 
-def generating(batch: int) -> Callable[[str, bool], Sides]:
+BILLION = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 16, "num_attention_heads": 32}
+THREE_BILLION = {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24}
+TINY = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def generating(batch: int, sizes: Mapping[str, int] = BILLION, words: int = 32000) -> Callable[[str, bool], Sides]:
     def sides(device: str, tiny: bool) -> Sides:
         from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 
         from pygraph.integrations.transformers import generate
 
-        width, layers, new = (64, 2, 8) if tiny else (2048, 16, 128)
+        new = 8 if tiny else 128
         config = LlamaConfig(
-            vocab_size=512 if tiny else 32000,
-            hidden_size=width,
-            intermediate_size=5632 * width // 2048,
-            num_hidden_layers=layers,
-            num_attention_heads=width // 64 if not tiny else 2,
-            num_key_value_heads=8 if not tiny else 2,
+            **(TINY if tiny else sizes),
+            vocab_size=512 if tiny else words,
+            num_key_value_heads=2 if tiny else 8,
             max_position_embeddings=512,
             pad_token_id=0,
             bos_token_id=1,
@@ -295,13 +298,23 @@ ROWS: dict[str, Callable[[str, bool], Sides]] = {
     "while": whiles,
     "generate-1": generating(1),
     "generate-8": generating(8),
+    "generate-3b": generating(1, THREE_BILLION, 128256),
 }
+
+
+def contests() -> int:
+    """Captures of which the order of launches is being decided on."""
+    regions = (region.record for report in pygraph.reports() for region in report.regions)
+    return sum(record.contests for record in regions if record is not None)
 
 
 def taken(device: str, run: Run) -> tuple[Any, int]:
     """The result of the first calls, and bytes of the device that they keep."""
     before = torch.cuda.mem_get_info()[0] if device == "cuda" else 0
-    for _ in range(WARM):
+    result = run()
+    for call in range(1, LONGEST_CONTEST):
+        if call >= WARM and not contests():
+            break
         result = run()
     drain(device)
     return result, before - torch.cuda.mem_get_info()[0] if device == "cuda" else 0

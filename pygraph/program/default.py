@@ -78,10 +78,11 @@ def renamed(program: Program, order: str = "dependences") -> tuple[Program, str]
 
 
 def longest_path(program: Program) -> int:
-    """How many launches wait for each other in a row, where they wait for those alone that they depend on."""
-    if program.order is not None:
-        return program.order.longest_path()
-    return order_of(*rename(program.recording, program.slots)[:2]).longest_path()
+    """How many launches wait for each other in a row, where they wait for those alone that they depend on; of a launch
+    that owns bodies, all paths of these."""
+    order = program.order or order_of(*rename(program.recording, program.slots)[:2])
+    inside = (sum(map(longest_path, each.bodies)) - 1 for each in program.recording.launches if each.bodies)
+    return order.longest_path() + sum(inside)
 
 
 def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple[Program, str]:

@@ -45,6 +45,11 @@ def bodies_of(program: Program) -> Iterator[Program]:
             yield from bodies_of(body)
 
 
+def has_order(program: Program) -> bool:
+    """True if launches of ``program``, or of a body within it, wait for those alone that they depend on."""
+    return any(inner.order is not None for inner in (program, *bodies_of(program)))
+
+
 def launches_of(program: Program, path: Path = ()) -> Iterator[tuple[Path, Program, Launch]]:
     """All launches of ``program``, each before those of its bodies, with the program that each is in."""
     for launch in program.recording.launches:

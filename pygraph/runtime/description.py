@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from pygraph.program.nested import bodies_of
+from pygraph.program.nested import has_order
 from pygraph.program.program import EagerStep, Program, Slot
 from pygraph.program.recording import WAIT, AllocationKind, Output, OutputKind, TensorLayout
 
@@ -253,7 +253,7 @@ def describe_region(
             replace(output, index=numbers[output.index]) if output.kind is OutputKind.FRESH else output
             for output in program.recording.outputs
         ),
-        apart=any(inner.order is not None for inner in (program, *bodies_of(program))),
+        apart=has_order(program),
     )
 
 

@@ -29,6 +29,7 @@ import torch
 from pygraph.compat import without_dispatch_modes
 from pygraph.errors import ReplayError
 from pygraph.program.default import longest_path
+from pygraph.program.nested import has_order
 from pygraph.program.program import Program
 from pygraph.program.recording import Origin, is_functional_collective
 from pygraph.program.steps import WORTHWHILE, timeline
@@ -251,7 +252,7 @@ class Lives:
     def _capture_rival(self, variant: Variant, call: Call) -> None:
         """Capture in the other order, compare, and replay in turns of either from now on."""
         rival = self.try_capture(call.args, DEPENDENCES)
-        if isinstance(rival, Refusal) or rival.program.order is None:  # or it would take too much memory
+        if isinstance(rival, Refusal) or not has_order(rival.program):  # or it would take too much memory
             self._keep_order(variant, rival)
             self._answer(variant, call)
             return
@@ -683,9 +684,9 @@ class Lives:
 
     def _has_another_order(self, variant: Variant, program: Program) -> bool:
         """True if another order of launches is to be tried for ``variant``."""
-        if not self._measures(variant) or program.order is not None or self._no_order_gains:
+        if not self._measures(variant) or has_order(program) or self._no_order_gains:
             return False
-        launches = len(program.recording.launches)
+        launches = sum(each.count for each in program.recording.launches)
         if launches not in self._paths:
             self._paths[launches] = longest_path(program)
         self.record.longest_path = self._paths[launches]

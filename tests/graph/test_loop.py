@@ -23,6 +23,7 @@ from pygraph.runtime import compare as compare_module
 from pygraph.runtime import judge as judge_module
 from pygraph.runtime import life
 from pygraph.runtime.compare import compare
+from pygraph.runtime.host.driver import HostDriver
 from pygraph.runtime.judge import judge
 from pygraph.runtime.provenance import Refusal
 from tests.graph.calls import assert_same
@@ -379,6 +380,36 @@ def test_a_loop_of_a_session_is_not_that_of_another() -> None:
             for _ in range(3):
                 found = pygraph.loop(step, torch.ones(2), steps=3)
             assert found.record.replays == 1, found.record
+
+
+def test_another_order_of_an_iterations_launches_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a device would run some of them side by side, as two copies of a state."""
+    monkeypatch.setattr(HostDriver, "parallel", True)
+    monkeypatch.delenv("PYGRAPH_ORDER")
+
+    def step(state: Any) -> Any:
+        one, other = state
+        return (one * 1.01 + 0.1).tanh(), (other.sin() * 0.9 + 0.2).cos()
+
+    first = torch.randn(8), torch.randn(8)
+    expected = plain(step, first, 20)
+    for _ in range(12):
+        found = pygraph.loop(step, first, steps=20)
+        assert_loop(found, expected)
+    (region,) = found.record.regions
+    assert (region.launches, region.longest_path, region.contests) == (7, 4, 1)
+    assert found.record.replays == 9, "the calls that capture are answered by a loop of the host"
+    assert not region.refusals
+
+
+def test_a_chain_is_captured_in_its_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostDriver, "parallel", True)
+    monkeypatch.delenv("PYGRAPH_ORDER")
+    for _ in range(4):
+        found = pygraph.loop(lambda x: (x * 1.01).tanh(), torch.ones(8), steps=20)
+    (region,) = found.record.regions
+    assert (region.launches, region.longest_path, region.contests) == (2, 2, 0)
+    assert found.record.replays == 2
 
 
 def test_the_device_decides_when_it_is_over() -> None:
