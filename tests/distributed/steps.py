@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch._dynamo.exc import Unsupported
 from torch.nn.parallel import DistributedDataParallel
 
 import pygraph
+from pygraph.inductor import rewrites
 from tests.distributed.checks import check, sent
 from tests.distributed.processes import Rank
 
@@ -153,7 +155,15 @@ def gradients_are_sent_as_soon_as_they_are_known(rank: Rank) -> None:
 
         return run
 
-    counts = Twins(rank, model, bucket_cap_mb=0.00001).train(step)
+    moved, real = [], rewrites.send_early
+
+    def noted(gm: torch.fx.GraphModule) -> None:
+        real(gm)
+        moved.append(sum(rewrites.SENT_EARLY in node.meta for node in gm.graph.nodes))
+
+    with mock.patch.object(rewrites, "send_early", noted):  # Inductor's order of a small program would do
+        counts = Twins(rank, model, bucket_cap_mb=0.00001).train(step)
+    assert moved == [3]
     if rank.device == "cpu":
         assert set(counts) == {3 + 2}, "buffers of two types"
     did = order(whole())
