@@ -13,6 +13,7 @@ building left behind is removed by the next that builds.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
@@ -127,6 +128,12 @@ class Loader:
         attempt = self._attempt
         return attempt is not None and not attempt.over.is_set()
 
+    @property
+    def is_compiling(self) -> bool:
+        """True while an attempt is under way that has found no library."""
+        attempt = self._attempt
+        return attempt is not None and attempt.looked.is_set() and not attempt.over.is_set()
+
     def __call__(self) -> ModuleType:
         """The module, once it is built. Raises CaptureError (``native-unavailable``) when there is none."""
         made = self._module or self._loaded(self._begun())
@@ -198,6 +205,16 @@ _waiting: list[None] = []
 def is_building() -> bool:
     """True while a native library is being built."""
     return any(loader.is_building for loader in list(_loaders))
+
+
+@atexit.register
+def _tell_of_the_end() -> None:
+    """A build ends with its process, and the next one would begin anew each time."""
+    if any(loader.is_compiling for loader in list(_loaders)):
+        _log.warning(
+            "this process ends before a native library is built that captures need: `pygraph explain SCRIPT` waits for "
+            "it, once for this machine"
+        )
 
 
 def retry_failed() -> None:

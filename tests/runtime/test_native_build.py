@@ -427,6 +427,7 @@ def test_a_compiler_ends_with_the_process_that_started_it(
     for process in [*running, *done.stdout.split()]:
         os.kill(int(process), signal.SIGKILL)
     assert not running
+    assert ("`pygraph explain SCRIPT` waits for it" in done.stderr) == (end == "normally")
 
 
 def test_processes_that_arrive_together_build_once(
