@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed
+from torch.distributed import _functional_collectives as functional_collectives
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import pygraph
 from pygraph.errors import CaptureError
@@ -501,3 +504,17 @@ def test_reports_tell_of_graphs() -> None:
     assert any("host-read" in note for note in report.notes)
     assert report.regions[0].state == "uncaptured"
     assert "host-read" in report.regions[0].why
+
+
+def test_what_a_functional_collective_returns_outside_of_compiled_code() -> None:
+    """A tensor of a class of its own, which has no memory."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        step = pygraph.graph(
+            lambda x: functional_collectives.all_reduce(x * 2, "sum", torch.distributed.group.WORLD) + 1
+        )
+        refusal = _refusal(step, "comparison-failed", torch.ones(3))
+        assert "returns AsyncCollectiveTensor" in refusal.detail
+        assert torch.equal(step(torch.ones(3)), torch.full((3,), 3.0))
+    finally:
+        torch.distributed.destroy_process_group()
