@@ -18,6 +18,9 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import pygraph
+from pygraph.program.program import Program
+from pygraph.runtime.life import Lives
+from pygraph.runtime.variants import Variant
 from tests.small import UNFUSED
 from tests.training.steps import (
     CLASSES,
@@ -146,6 +149,29 @@ def test_a_checkpointed_part_keeps_what_it_drew() -> None:
             assert_same_state(ours, theirs)
     assert ours.compiled == 1
     assert ours.replays >= 15
+
+
+def test_a_checkpointed_part_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what it computes takes no memory until then."""
+    products: list[int] = []
+
+    def told(lives: Lives, variant: Variant, program: Program) -> None:
+        products.append(sum(launch.name.startswith("aten.addmm") for launch in program.recording.launches))
+
+    monkeypatch.setattr(Lives, "tell", told)
+
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES)
+            self.block = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(checkpoint(self.block, self.first(x), use_reentrant=False))
+
+    ours, theirs = (setup(lambda p: torch.optim.SGD(p, lr=0.05), Parts) for _ in range(2))
+    assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=4)
+    assert products == [6], "four layers, and the two of the block once more"
 
 
 class Own(torch.optim.SGD):
