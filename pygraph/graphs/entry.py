@@ -270,9 +270,11 @@ class Entry:
         if before is None:
             return []
         try:
-            return self._number(*before.left(call.returned))
+            outputs = self._number(*before.left(call.returned))
         except CaptureError:
             return [-1]  # as no capture leaves
+        before.tell(self.left[outputs[0]].written)
+        return outputs
 
     def on_stand_ins(self, args: list[Any]) -> list[Any]:
         """Run the callable with the memory of ``args`` in the places of the call's tensors, and put all back."""
@@ -322,7 +324,13 @@ class Entry:
                 before.check()
                 if around is not None and watch is not None and (place := around.put_back(watch.is_known)):
                     raise CaptureError("survivor", f"{place} keeps a tensor that the callable makes: add it to held")
-                outputs = self._number(*before.left(returned, () if around is None else around.containers))
+                left, made = before.left(returned, () if around is None else around.containers)
+                if watch is not None:
+                    written = (
+                        n for n, each in shown.items() if watch.writes(each) and not call.tensors[n].is_inference()
+                    )
+                    left = dataclasses.replace(left, written=left.written.union(written))
+                outputs = self._number(left, made)
             if watch is not None:
                 watch.log.append((f"leaves({outputs[0]})", watch.memory(outputs[1:]), None))
                 if call.log is not None:
@@ -413,6 +421,11 @@ class Before:
         written = frozenset(number for number, (tensor, version) in pairs if 0 <= version != tensor._version)
         with metadata():
             return Left(result, tuple(places), written), [tensor.data for tensor in describer.made]
+
+    def tell(self, written: Iterable[int]) -> None:
+        """Have autograd notice that tensors were ``written``, where it has not."""
+        missed = [number for number in written if self._tensors[number]._version == self._versions[number]]
+        torch.autograd.graph.increment_version([self._tensors[number] for number in missed])
 
     def put_back(self) -> None:
         """Undo whatever the callable did to what is held."""

@@ -221,6 +221,9 @@ class Describer:
             return Given(self._given[id(tensor)])
         if type(tensor) is not torch.Tensor or (tensor.is_leaf and tensor.requires_grad):
             raise CaptureError("unsupported-result", "the callable makes a parameter, or a tensor of another type")
+        if vars(tensor):
+            said = f"the callable makes a tensor, and sets its attribute {next(iter(vars(tensor)))}"
+            raise CaptureError("unsupported-result", said)
         if tensor.requires_grad and not _is_spent(tensor):
             said = "a result has a history that autograd could go back through: detach it, or call it under no_grad"
             raise CaptureError("open-graph", said)

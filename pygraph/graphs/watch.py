@@ -20,6 +20,7 @@ from pygraph.errors import CaptureError
 from pygraph.graphs.held import PLAIN, named_storages
 from pygraph.program.recording import Origin, is_read, is_written
 from pygraph.runtime.calls import leaves
+from pygraph.runtime.eager import OWN
 from pygraph.runtime.provenance import blame
 from pygraph.runtime.tensors import extent
 
@@ -167,9 +168,8 @@ class Twice:
         if not self._storages or schema is None:
             return
         is_view = not schema.is_mutable and any(each.alias_info is not None for each in schema.returns)
-        given = [(each, kwargs.get(each.name)) for each in schema.arguments[len(args) :]]
         written = []
-        for argument, value in [*zip(schema.arguments, args, strict=False), *given]:
+        for argument, value in _pairs(schema, args, kwargs):
             places = [_range(tensor) for tensor in _tensors_in(value) if _is_in(tensor, self._storages)]
             if is_written(schema, argument):
                 written += places
@@ -184,6 +184,12 @@ class Twice:
             blame(str(func).replace(".", "::", 1), origin_of_line())
             said = "what compare leaves out would be changed twice by a comparison: it is read, and written then"
             raise CaptureError("uncaptured-work", said)
+
+
+def _pairs(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """The arguments of a schema, and what they are."""
+    given = [(each, kwargs.get(each.name)) for each in schema.arguments[len(args) :]]
+    return [*zip(schema.arguments, args, strict=False), *given]
 
 
 def _accumulates(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -230,6 +236,8 @@ class Watch(compat.TorchDispatchMode):
         self._kept = list[StorageWeakRef]()
         """While they are there, a storage that is gone leaves its place to none that kernels' code makes unseen."""
         self._made = 0
+        self._written: list[tuple[int, int, int]] = []
+        """Memory that operators of others' write: under a dispatch mode, autograd may not notice."""
         self._named: dict[int, str] | None = None
         for tensor in shown:
             begin = int(tensor.storage_offset()) * tensor.element_size()
@@ -257,11 +265,20 @@ class Watch(compat.TorchDispatchMode):
         for tensor in operands:
             self._check(tensor, func)
         self._twice.check(func, args, given)
+        if isinstance(func, compat.OpOverload) and func.namespace not in OWN:
+            for argument, value in _pairs(func._schema, args, given):
+                if is_written(func._schema, argument):
+                    strided = (tensor for tensor in _tensors_in(value) if tensor.layout is torch.strided)
+                    self._written += map(_range, strided)
         text, where = f"{func}({', '.join(_texts((args, given)))})", self.memory(operands)
         result = func(*args, **given)
         self._note(result, operands)
         self.log.append((text, f"{where} -> {self.memory(_tensors_in(result))}", line))
         return result
+
+    def writes(self, tensor: torch.Tensor) -> bool:
+        """True if an operator of others' has written to the memory of ``tensor``, by its schema."""
+        return any(_overlap(_range(tensor), each) for each in self._written)
 
     def memory(self, tensors: Iterable[torch.Tensor]) -> str:
         """Where tensors lie, in the same words in each capture."""

@@ -172,8 +172,12 @@ class Answers:
     def called(self, tensors: Sequence[torch.Tensor], run: Callable[[], Any]) -> Any:
         """Call the next operator, and keep what it does. What is raised by that is the ``failure``: the run goes on."""
         self._try(lambda: self._next(tensors))
-        before = self._state()
+        written = [] if self.failure else self._written(tensors)
+        before, places = self._state(), [tensors[word].data_ptr() for word in written]
         returned = run()
+        if [tensors[word].data_ptr() for word in written] != places and self.failure is None:
+            name = self._calls[self._number][1].name
+            self.failure = CaptureError("comparison-failed", f"{name} writes an argument, and gives it other memory")
         self._try(lambda: self._keep(tensors, list(leaves(returned)), before))
         return returned
 
@@ -208,18 +212,12 @@ class Answers:
     def _keep(self, tensors: Sequence[torch.Tensor], results: Sequence[Any], before: torch.Tensor | None) -> None:
         """The call was made: what it did. ``before`` is the random state before it. Raises CaptureError if it returned
         something else than was captured."""
-        launch, call = self._calls[self._number]
+        _, call = self._calls[self._number]
         if not _as_told(call, tensors, results):
             kinds = ", ".join(type(result).__name__ for result in results)
             raise CaptureError("comparison-failed", f"{call.name} returns {kinds}, and not what its fake kernel tells")
-        everything = is_functional_collective(call.name)  # a wait fills what it is given
         with self._scratch():
-            wrote = {
-                word: _copied(tensor)
-                for word, tensor in enumerate(tensors)
-                if call.operands[word].like is None
-                and (everything or launch.may_write(word, self._keys.get((launch.index, word), _NOBODYS)))
-            }
+            wrote = {word: _copied(tensors[word]) for word in self._written(tensors)}
             pairs = zip(call.results, results, strict=True)
             kept = [
                 told if told.operand >= 0 else _view_of(result, tensors) or _copied(result) for told, result in pairs
@@ -227,6 +225,17 @@ class Answers:
         now = self._state()
         drew = before is not None and now is not None and not torch.equal(before, now)
         self._answers.append(_Answer(wrote, kept, now if drew else None))
+
+    def _written(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """The operands that this call may write."""
+        launch, call = self._calls[self._number]
+        everything = is_functional_collective(call.name)  # a wait fills what it is given
+        return [
+            word
+            for word in range(len(tensors))
+            if call.operands[word].like is None
+            and (everything or launch.may_write(word, self._keys.get((launch.index, word), _NOBODYS)))
+        ]
 
     def _repeat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do with ``tensors`` what the next call did, and return its results."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from weakref import ref
 
 from pygraph.errors import first_line
 from pygraph.program.default import DEFAULT_PASSES, LaunchPasses
@@ -88,12 +89,14 @@ class RegionRecord:
     longest_path: int = 0
     timeline: tuple[tuple[str, int, int], ...] = ()
     events: Counter[str] = field(default_factory=Counter)
-    _table: VariantTable | None = None
+    _table: ref[VariantTable] | None = None
+    """Weak: reports outlive programs, and replays lead to all that these hold."""
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the device that its captures take now, by the driver's estimate."""
-        return 0 if self._table is None else self._table.held_bytes
+        table = None if self._table is None else self._table()
+        return 0 if table is None else table.held_bytes
 
     def __repr__(self) -> str:
         counts = f"captures: {self.captures}, replays: {self.replays}, uncaptured calls: {self.uncaptured}"

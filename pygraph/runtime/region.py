@@ -19,6 +19,7 @@ from functools import partial
 from threading import get_ident
 from time import perf_counter
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -93,7 +94,7 @@ class Region:
         subject = Subject(fn, uncaptured or fn, driver, facts, options, self.owner, origins or {}, on_capture, clock)
         self._ledger = Ledger(_whole=whole) if options.ledger else None
         table = VariantTable(options.capture_after - 1)
-        self.record = RegionRecord(name, ledger=self._ledger, _table=table)
+        self.record = RegionRecord(name, ledger=self._ledger, _table=ref(table))
         self._driver, self._clock = driver, clock
         self._lives = Lives(subject, self.record, table, dict.fromkeys(map(base_of, eager)))
         self._vain = self._passed = self._replays = 0

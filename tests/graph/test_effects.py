@@ -264,3 +264,28 @@ def test_a_mode_that_is_left_changed(get: Callable[[], Any], put: Callable[[Any]
         assert list(graph.record.refusals) == ["uncaptured-work"]
     finally:
         put(before)
+
+
+@torch.library.custom_op("tests_effects::halve", mutates_args=("x",))
+def halve(x: torch.Tensor) -> None:
+    x.mul_(0.5)
+
+
+@pytest.mark.parametrize("write", [torch.Tensor.mul_, halve])
+def test_autograd_notices_a_write(write: Callable[..., Any]) -> None:
+    """What an earlier forward pass has saved is no longer what its backward pass needs."""
+    cache, arguments = torch.ones(4), (2,) if write is torch.Tensor.mul_ else ()
+
+    @pygraph.graph(held=cache)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        write(cache, *arguments)
+        return cache + x
+
+    for _ in range(5):
+        weight = torch.ones(4, requires_grad=True)
+        loss = (weight * cache).sum()
+        with torch.no_grad():
+            function(X)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    assert function.record.replays

@@ -350,9 +350,11 @@ def test_arguments_and_results_are_freed() -> None:
     assert [reference() for reference in gone] == [None, None]
 
 
-def test_a_graph_that_is_dropped_frees_its_captures() -> None:
+@pytest.mark.parametrize("ledger", [False, True])
+def test_a_graph_that_is_dropped_frees_its_captures(ledger: bool) -> None:
+    """Its report is kept, and with a ledger its first replays are timed."""
     model = Model()
-    graph = pygraph.graph(model, held=model)
+    graph = pygraph.graph(model, held=model, options={"ledger": ledger})
     replayed(graph, torch.randn(2, 4), calls=4)
     gone = weakref.ref(model), weakref.ref(graph)
     del graph, model

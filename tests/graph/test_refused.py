@@ -21,6 +21,15 @@ from pygraph.graphs.watch import attributes_refused
 from pygraph.runtime.calls import leaves
 from tests.graph.calls import assert_same, is_replay, replayed
 
+
+def _move(x: torch.Tensor) -> None:
+    x.set_(torch.full_like(x, 7))
+
+
+_library = torch.library.Library("pygraph_refused", "DEF")
+_library.define("move(Tensor(a!) x) -> ()")
+_library.impl("move", _move, "CPU")
+_library.impl("move", lambda x: None, "Meta")
 elsewhere = torch.full((3,), 2.0)
 
 
@@ -518,3 +527,25 @@ def test_what_a_functional_collective_returns_outside_of_compiled_code() -> None
         assert torch.equal(step(torch.ones(3)), torch.full((3,), 3.0))
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_result_with_an_attribute() -> None:
+    def tagged(x: torch.Tensor) -> Any:
+        made: Any = x * 2
+        made.scale = 2
+        return made
+
+    graph = pygraph.graph(tagged)
+    assert "attribute scale" in _refusal(graph, "unsupported-result", torch.ones(3)).detail
+    assert graph(torch.ones(3)).scale == 2
+
+
+def test_an_operator_that_gives_its_argument_other_memory() -> None:
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch.ops.pygraph_refused.move(y)
+        return y + 1
+
+    graph = pygraph.graph(moved)
+    assert "gives it other memory" in _refusal(graph, "comparison-failed", torch.ones(3)).detail
+    assert torch.equal(graph(torch.ones(3)), torch.full((3,), 8.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unittest.mock import Mock
+from weakref import ref
 
 from pygraph.frontend.location import GraphOrigin
 from pygraph.inductor.emitted import EmittedProgram
@@ -45,12 +46,16 @@ DECISION = Decision("dependences", 30.0, 20.0, 90)
 """Of the order of a variant's launches."""
 
 
+TABLE = VariantTable(1)
+TABLE.install(TABLE.find((), ()), list, Executable(Mock(), nbytes=3 << 20))
+
+
 def full_report(index: int = 0, known: bool = True) -> GraphReport:
     """A report of ``cut_graph`` with one region replayed and one refused."""
     graph = cut_graph(known)
-    table = VariantTable(1)
-    table.install(table.find((), ()), list, Executable(Mock(), nbytes=3 << 20))
-    replayed = RegionRecord("r0", State.REPLAY, captures=2, replays=1234, slots=3, workspace_bytes=4096, _table=table)
+    replayed = RegionRecord(
+        "r0", State.REPLAY, captures=2, replays=1234, slots=3, workspace_bytes=4096, _table=ref(TABLE)
+    )
     replayed.python_runs["lib.op.default"] = 2
     refused = RegionRecord("r1", State.UNCAPTURED, "address-escapes: a word is nobody's")
     refused.refusals["host-read"] = Refusal("host-read", "x.item()", "cpp_fused_add_1", "model.py:14")
