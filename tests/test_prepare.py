@@ -15,6 +15,7 @@ import pygraph
 from pygraph import compat
 from pygraph.errors import CaptureError, OptionError
 from pygraph.runtime.asked import asking
+from pygraph.runtime.host.driver import HostDriver
 from tests import forked, small
 from tests.runtime.fake import make
 from tests.small import UNFUSED, replays
@@ -562,6 +563,25 @@ def test_batch_and_length_tell_of_their_product() -> None:
     for size, taken in then.memory.items():
         assert few.forecast(*size).workspace == pytest.approx(taken.workspace, rel=0.1)
     assert few.forecast(4, 12) is few.memory[4, 12]
+
+
+def test_each_size_is_captured_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that would run branches side by side, real calls decide whether another one is tried."""
+    monkeypatch.setattr(HostDriver, "parallel", True)
+
+    def branches(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).relu() * (x @ w.mT).sigmoid()
+
+    function = pygraph.graph(branches, options={"order": "measured"})
+    prepared = pygraph.prepare(function, {(0, 0): (2, 4, 6)}, args=(rows(2), torch.randn(16, 16)), progress=False)
+    (region,) = function.record.regions
+    assert region.captures == 3
+    later = pygraph.prepare(function, {(0, 0): (5,)}, args=(rows(2), torch.randn(16, 16)), progress=False)
+    assert later.memory[5,].instances == prepared.forecast(5).instances
+    before = region.held_bytes
+    for _ in range(2):
+        function(rows(4), torch.randn(16, 16))
+    assert region.held_bytes > before, "a real call has the other order captured, too"
 
 
 def test_a_size_unlike_all_is_not_told() -> None:

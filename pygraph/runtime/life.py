@@ -210,8 +210,9 @@ class Lives:
         return outputs
 
     def may_go_on(self, variant: Variant, args: Sequence[Any]) -> bool:
-        """True if a call is one that the life of a captured variant waits for, and another capture pays."""
-        if not is_alive(variant.life) or self.ballot is not None:
+        """True if a call is one that the life of a captured variant waits for, and another capture pays. Who prepares
+        sizes asks for one of each."""
+        if not is_alive(variant.life) or self.ballot is not None or is_asked():
             return False
         if self._no_order_gains or self.subject.owner.frozen:
             self._keep_order(variant)
