@@ -42,6 +42,10 @@ _LEAST, _COMPARED = 2, 4
 """Iterations that a replay is compared in: so many at least, and at most. What an iteration does, the body of the loop
 does; in many, sums whose last bits vary from run to run end in other integers, such as tokens, in any two runs."""
 
+_LOOKED = 3
+"""Times that something has to change while ``until`` and ``collect`` run until they are to blame: another thread may
+draw numbers."""
+
 
 @dataclass(frozen=True)
 class Looped:
@@ -203,11 +207,15 @@ class Loop(Graph[..., None]):
         state = compat.tree_unflatten(leaves, structure)
         control = torch.zeros(3, dtype=torch.int64, device=device)  # count, limit, stop
         control[1:2] = steps.reshape(1) if isinstance(steps, torch.Tensor) else steps
-        rows, reads = None, None if self.record.replays else _Reads((leaves, held), device)
-        _look(self._until, state, control)
-        if self._collect is not None:
-            rows = compat.tree_map(lambda value: _rows(value, steps), self._collect(state))
-        if reads is not None and reads.changed():
+        rows, known = None, self.record.replays or (self._until is None and self._collect is None)
+        for _ in range(_LOOKED):
+            reads = None if known else _Reads((leaves, held), device)
+            _look(self._until, state, control)
+            if self._collect is not None:
+                rows = compat.tree_map(lambda value: _rows(value, steps), self._collect(state))
+            if reads is None or not reads.changed():
+                break
+        else:
             raise ValueError(
                 "until and collect may only read: one writes to what it is given, or held, or draws numbers"
             )

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 import pygraph
 from pygraph.graphs import Looped
+from pygraph.graphs import loops as graph_loops
 from pygraph.program import loops
 from pygraph.program.loops import looped
 from pygraph.program.program import Program
@@ -352,6 +353,25 @@ def test_until_and_collect_only_read(writes: str) -> None:
     keywords: Any = {"collect" if writes == "collect" else "until": reads}
     with pytest.raises(ValueError, match="may only read"):
         pygraph.loop(lambda s: s + 1, torch.zeros(2), steps=3, held=held, **keywords)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_another_thread_that_draws_is_no_write_of_until(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[threading.Thread] = []
+    look = graph_loops._look
+
+    def look_while_another_draws(*args: Any) -> None:
+        look(*args)
+        if not drawn:
+            drawn.append(threading.Thread(target=torch.rand, args=(1,)))
+            drawn[0].start()
+            drawn[0].join()
+
+    monkeypatch.setattr(graph_loops, "_look", look_while_another_draws)
+    keywords: Any = {"until": lambda state: state.sum() > 3} if ends else {}
+    found = pygraph.loop(lambda s: s + 1, torch.zeros(2), steps=3, **keywords)
+    assert found.count.item() == (2 if ends else 3)
+    assert drawn
 
 
 def test_steps_are_integers() -> None:
