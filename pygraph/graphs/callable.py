@@ -194,7 +194,11 @@ class Graph(Generic[P, R]):
         memory, and how."""
         if entry.known is None and self._key is None and not compat.function_depth():
             nodes: list[tuple[int, Any, int]] = []
-            if described(args, nodes) and described(kwargs, nodes):
+            try:
+                whole = described(args, nodes) and described(kwargs, nodes)
+            except RecursionError:  # it takes more frames than a look at the arguments
+                whole = False
+            if whole:
                 facts, shared, entry.layouts = told
                 entry.known = look.held.known(nodes, facts, shared, compat.global_hooks)
         self._last = None if entry.known is None else (look, entry)
@@ -214,6 +218,9 @@ class Graph(Generic[P, R]):
                     return self._refused(Refusal("argument-type", said), args, kwargs)
         except OddError as odd:
             return self._refused(Refusal("argument-type", f"an argument is a {odd}"), args, kwargs)
+        except RecursionError:
+            said = "arguments are nested too deeply, or contain themselves"
+            return self._refused(Refusal("argument-type", said), args, kwargs)
         if self._native is None:
             refusal = self._begin(tensors)
             if refusal is not None:

@@ -188,6 +188,13 @@ class Describer:
 
     def describe(self, value: Any) -> Any:
         """Raises CaptureError for what a replay cannot make."""
+        try:
+            return self._described(value)
+        except RecursionError:
+            said = "the callable makes containers that are nested too deeply, or contain themselves"
+            raise CaptureError("unsupported-result", said) from None
+
+    def _described(self, value: Any) -> Any:
         kind = type(value)
         if kind in PLAIN or isinstance(value, enum.Enum):
             return Value(value, bits_of(value))
@@ -200,13 +207,13 @@ class Describer:
         if id(value) in self._others:
             said = f"the callable returns, or leaves, a {kind.__name__} that is not held, and that it does not make"
             raise CaptureError("unsupported-result", said)
-        if kind in (list, tuple, set, frozenset):
-            items = tuple(map(self.describe, value))
-            if kind is tuple and all(type(item) is Value for item in items):
+        if kind in (list, tuple, torch.Size, set, frozenset):
+            items = tuple(map(self._described, value))
+            if kind in (tuple, torch.Size) and all(type(item) is Value for item in items):
                 return Value(value, (kind, *(item.bits for item in items)))
             return Built(kind, items)
         if kind in (dict, OrderedDict):
-            return Built(kind, tuple(self.describe(each) for entry in value.items() for each in entry))
+            return Built(kind, tuple(self._described(each) for entry in value.items() for each in entry))
         children = children_of(value)
         if children is None:
             raise CaptureError("unsupported-result", f"the callable makes an object of type {kind.__name__}")
@@ -214,7 +221,7 @@ class Describer:
             told = exact(children[1])
         except OddError as odd:
             raise CaptureError("unsupported-result", f"the callable makes a {odd}") from None
-        return Built(kind, tuple(map(self.describe, children[0])), children[1], told)
+        return Built(kind, tuple(map(self._described, children[0])), children[1], told)
 
     def _tensor(self, tensor: torch.Tensor) -> Given | Made:
         if id(tensor) in self._given:

@@ -461,3 +461,12 @@ def test_forward_differentiation_runs_the_callable() -> None:
     with torch.autograd.forward_ad.dual_level(), torch.enable_grad():
         dual = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3))
         assert torch.autograd.forward_ad.unpack_dual(graph(dual)).tangent is not None
+
+
+def test_a_size_that_is_returned() -> None:
+    graph = pygraph.graph(lambda x: ((x * 2).shape, x + 1))
+    for rows in (2, 2, 2, 3, 3, 3):
+        size, _ = graph(torch.ones(rows, 3))
+        assert type(size) is torch.Size
+        assert size == (rows, 3)
+    assert graph.record.replays

@@ -549,3 +549,27 @@ def test_an_operator_that_gives_its_argument_other_memory() -> None:
     graph = pygraph.graph(moved)
     assert "gives it other memory" in _refusal(graph, "comparison-failed", torch.ones(3)).detail
     assert torch.equal(graph(torch.ones(3)), torch.full((3,), 8.0))
+
+
+def test_arguments_and_results_that_contain_themselves_or_are_deep() -> None:
+    def around(x: torch.Tensor) -> list[Any]:
+        made: list[Any] = [x * 2]
+        made.append(made)
+        return made
+
+    def innermost(value: Any) -> torch.Tensor:
+        while isinstance(value, list):
+            value = value[0]
+        return value * 2
+
+    graph = pygraph.graph(around)
+    assert "contain themselves" in _refusal(graph, "unsupported-result", torch.ones(3)).detail
+    assert torch.equal(graph(torch.ones(3))[0], torch.full((3,), 2.0))
+    graph = pygraph.graph(innermost)
+    assert "contain themselves" in _refusal(graph, "argument-type", around(torch.ones(3))).detail
+    deep: Any = torch.ones(3)
+    for _ in range(450):
+        deep = [deep]
+    graph = pygraph.graph(innermost)
+    for _ in range(6):
+        assert torch.equal(graph(deep), torch.full((3,), 2.0))
