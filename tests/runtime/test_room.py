@@ -180,7 +180,7 @@ def test_a_capture_that_ranks_have_agreed_on_counts_and_stays() -> None:
     call(region, 1, 1, 2, 2)
     assert held(region) == [2]
     assert agreed.record.held_bytes == BYTES
-    agreed.record._table.captured[0].shared = False  # type: ignore[union-attr]
+    agreed._lives.table.captured[0].shared = False
 
 
 def test_what_went_runs_twice_as_often_each_time_however_long_that_takes() -> None:
