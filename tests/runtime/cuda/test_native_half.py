@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
 import torch
 
-from pygraph.runtime.cuda import build
-from pygraph.runtime.native_build import NativeLibrary, Target
 from tests import forked
-
-HERE, DRIVER = Path(__file__).resolve().parent, Path(build.__file__).parent
+from tests.runtime.cuda.simulated import simulated
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="tests/gpu runs the real one")
 
@@ -49,22 +45,10 @@ def bytes_of(owned):
 """
 
 
-class Simulated(NativeLibrary):
-    """The module ``simulated``, which is kept as the drivers' libraries are: it takes as long to build."""
-
-    def _flags(self, target: Target) -> list[str]:
-        sources = [*sorted(DRIVER.glob("*.h")), DRIVER / "native.cpp"]
-        digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-        flags = ["-O0", "-fvisibility=default", "-Wno-attributes", "-Wl,-soname,libcuda.so.1,-Bsymbolic,-z,lazy"]
-        return [*super()._flags(target), *flags, f"-DSOURCES={digest}"]  # flags are part of what a library is kept by
-
-
 @pytest.fixture(scope="module")
 def library() -> Path:
     """The module, compiled."""
-    libraries = ("c10", "torch_cpu", "torch_python")
-    library = Simulated("simulated", HERE / "simulated.cpp", libraries, lambda: (*build._headers(), DRIVER, HERE))
-    return library.build()
+    return simulated().build()
 
 
 def run(library: Path, code: str) -> list[str]:
