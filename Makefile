@@ -51,7 +51,7 @@ docs: $(READY)  ## the site of docs/, README and the API, in site/; broken links
 demo: $(READY)  ## explain a small BERT, check it against eager, time it: a minute
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## what CI runs, lint and types too: about 7 minutes on two idle cores
+test: $(READY)  ## what CI runs, lint and types too: about 6 minutes on two idle cores
 	$(MAKE) --jobs 2 check pytest
 
 pytest: $(READY)  ## the tests alone
