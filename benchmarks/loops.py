@@ -38,6 +38,7 @@ from benchmarks.capture_cost import assert_close, drain
 from benchmarks.suite.diffusion import tiny_unet, unet
 from benchmarks.suite.inference import made
 from benchmarks.suite.parts import Perceptron
+from pygraph.bench.worker import settling
 from pygraph.runtime.native_build import waiting_for_builds
 
 __all__ = ["ROWS", "measure"]
@@ -302,18 +303,12 @@ ROWS: dict[str, Callable[[str, bool], Sides]] = {
 }
 
 
-def contests() -> int:
-    """Captures of which the order of launches is being decided on."""
-    regions = (region.record for report in pygraph.reports() for region in report.regions)
-    return sum(record.contests for record in regions if record is not None)
-
-
 def taken(device: str, run: Run) -> tuple[Any, int]:
     """The result of the first calls, and bytes of the device that they keep."""
     before = torch.cuda.mem_get_info()[0] if device == "cuda" else 0
     result = run()
     for call in range(1, LONGEST_CONTEST):
-        if call >= WARM and not contests():
+        if call >= WARM and not settling():
             break
         result = run()
     drain(device)

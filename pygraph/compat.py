@@ -679,15 +679,15 @@ def _loses_second_order(graph: torch.fx.Graph) -> bool:
 
 def keep_random_draws() -> None:
     """Have checkpointed parts of a graph that holds its own backward pass keep what they drew, and compute the rest
-    again. Otherwise AOTAutograd refuses such a graph; it takes attention for a draw too."""
+    again. Otherwise AOTAutograd refuses such a graph, or, of torch 2.11, does not find its backward pass. It takes
+    attention for a draw too."""
     recompute = _recomputation.remat_using_tags_for_fwd_loss_bwd_graph
-
     backward = str(torch.autograd.grad)
 
     def recompute_all_else(graph: Any) -> Any:
         for node in graph.graph.nodes:
             sources = node.meta.get("from_node")
-            if sources and sources[0].target == backward:  # torch 2.11 has to be told; later ones find out
+            if sources and sources[0].target == backward:
                 node.meta["custom"] = {**node.meta.get("custom", {}), "remat_pass_tag": "is_backward"}
             if node.meta.get("recompute") is not None and torch.Tag.nondeterministic_seeded in getattr(
                 node.target, "tags", ()

@@ -102,7 +102,7 @@ class Serving:
         self._drain()
         self.save()
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end + (_SETTLING_SECONDS if self._settles and _settling() else 0.0):
+        while time.perf_counter() < end + (_SETTLING_SECONDS if self._settles and settling() else 0.0):
             for _ in range(_BETWEEN_LOOKS):  # not drained, since a measurement that is under way would see it
                 yield from self._call()
         capturing_peak = torch.cuda.max_memory_allocated() if self._gpu else 0
@@ -166,7 +166,7 @@ class Serving:
             torch.cuda.reset_peak_memory_stats()
 
 
-def _settling() -> bool:
+def settling() -> bool:
     """True while a captured region has not decided on the order of its launches."""
     records = [region.record for report in pygraph.reports() for region in report.regions if region.record is not None]
     return any(record.contests for record in records)

@@ -99,7 +99,9 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
         return
     if record.ledger is not None and record.ledger.attempts:
         record.settle()
-        declined = f"; {plural(record.ledger.declined, 'call')} uncaptured, since a further capture did not pay"
+        declined = (
+            f"; at least {plural(record.ledger.declined, 'call')} uncaptured, since a further capture did not pay"
+        )
         sums = f"captures took {duration(record.ledger.spent_us)}"
         saved = f", replays saved {duration(record.ledger.saved_us)}" if record.ledger.saved_us else ""
         yield sums + saved + declined * bool(record.ledger.declined)

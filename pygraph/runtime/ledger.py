@@ -16,7 +16,8 @@ until then, it is replayed in the order of the program.
 
 So sizes that never return cost three captures, however many there are. A size that does return is captured after the
 calls that lose as much as its capture costs: whatever comes later, that is at most twice the least possible (ski
-rental); some five times where captures are dear. One that was evicted waits for twice as long each time. Where replays
+rental); some five times where captures are dear. Where hardly any call is replayed, a region tells one of eleven apart,
+which counts for five: it waits twice as long. One that was evicted waits for twice as long each time. Where replays
 save nothing, three captures are all.
 """
 
@@ -71,7 +72,7 @@ class Ledger:
         cost_us: µs of the cheapest of them
         saved_us: µs that replays saved; below 0, what they lost
         replays: how many are in the sum
-        declined: calls that ran uncaptured because another capture would not have paid
+        declined: calls, of those told apart, that ran uncaptured because another capture would not have paid
     """
 
     attempts: int = 0

@@ -210,10 +210,9 @@ class Region:
         asked.note(self._unready or variant)
         told = _GLANCE // 2 if self._vain >= _VAIN and variant.ran else 1  # half: chance must not pay for a capture
         replays = self.record.replays
-        vain = max(0, self._vain - _REPLAY * (replays - self._replays)) + (
-            not variant.ran or variant.ran >= variant.wanted
-        )
-        self._vain, self._replays = min(vain, _VAIN), replays
+        made_up = _REPLAY * (replays - self._replays)
+        in_vain = not variant.ran or variant.ran >= variant.wanted  # it is new, or due and not captured
+        self._vain, self._replays = min(max(0, self._vain - made_up) + in_vain, _VAIN), replays
         return self._lives.count(variant, args, told)
 
     def _refuse(self, refusal: Refusal, args: list[Any]) -> Sequence[Any]:

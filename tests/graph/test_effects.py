@@ -273,7 +273,7 @@ def halve(x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("write", [torch.Tensor.mul_, halve])
 def test_autograd_notices_a_write(write: Callable[..., Any]) -> None:
-    """What an earlier forward pass has saved is no longer what its backward pass needs."""
+    """An earlier forward pass has saved the old values, which its backward pass needs."""
     cache, arguments = torch.ones(4), (2,) if write is torch.Tensor.mul_ else ()
 
     @pygraph.graph(held=cache)
