@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import gc
 import itertools
 import logging
 import math
@@ -281,6 +282,10 @@ class _Preparation:
     is_over: Callable[[], bool] = lambda: False
 
     def run(self) -> Prepared:
+        with _older_left_alone():
+            return self._run()
+
+    def _run(self) -> Prepared:
         began, before = time.perf_counter(), _memory(self.device)
         for number, planned in enumerate(self.planned):
             programs = live.regions()
@@ -338,6 +343,20 @@ class _Preparation:
         if self.is_over():
             raise _Cancelled
         time.sleep(_POLL)
+
+
+@contextlib.contextmanager
+def _older_left_alone() -> Iterator[None]:
+    """Python's garbage collector looks at what is made from now on alone: captures make it look at everything now and
+    then, which takes up to a second where torch has compiled something. Does nothing where somebody else does so."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _refusal(planned: _Planned) -> str | None:

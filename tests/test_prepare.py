@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import threading
@@ -496,6 +497,26 @@ def test_an_interrupt_leaves_all_as_it_was(number: int) -> None:
         prepared = pygraph.prepare(ours, {(0, 0): [2, 3, 4]}, args=args)
         assert len(prepared.captured) == 3
         assert_replayed(ours, scale, *((rows(n), w) for n in (2, 3, 4, 9)))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_collector_leaves_alone_what_there_was_unless_the_user_has_it_do_so(frozen: bool) -> None:
+    counts = []
+
+    def called(x: torch.Tensor, w: torch.Tensor) -> Any:
+        counts.append(gc.get_freeze_count())
+        return scale(x, w)
+
+    if frozen:
+        gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        pygraph.prepare(called, {(0, 0): [2]}, args=(rows(2), rows(16)))
+        assert gc.get_freeze_count() == before
+        assert all(count == before if frozen else count > 1000 for count in counts)
+        assert counts
+    finally:
+        gc.unfreeze()
 
 
 # -- a forecast of memory ------------------------------------------------------------------------------------------

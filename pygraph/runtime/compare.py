@@ -229,7 +229,9 @@ class _Trial:
                 return Refusal("comparison-budget", self.over_budget)
             self.before = self._fingerprints()
             self.pristine = take(self.args, self.written).args
-            self.working = take(self.args, self.copied)
+            # an eager call may give what it is given another size
+            apart = self.written if not self.program.calls else self.copied
+            self.working = take(self.args, self.copied, {b for b in self.copied if b not in apart and not b.whole})
             self.first_copies = self.working.args
             ready = True
         finally:

@@ -19,7 +19,8 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.program.recording import TensorLayout
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 22
+"""Words (8 bytes) that are mixed at a time, with as much memory three times over."""
 _MULTIPLIERS = ((0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9), (0x14D049BB133111EB, 0x2545F4914F6CDD1D))
 
 
@@ -169,34 +170,49 @@ def blocks(args: Sequence[Any], sensitive: Collection[int] = ()) -> tuple[Block,
     return tuple(merged)
 
 
-def take(args: Sequence[Any], chosen: Iterable[Block]) -> Snapshot:
-    """Copy the ``chosen`` blocks of ``args``, to addresses that are congruent to theirs modulo a cache line. Raises
-    CaptureError ``argument-misaligned``, and what an allocation raises."""
+def take(args: Sequence[Any], chosen: Iterable[Block], together: Collection[Block] = ()) -> Snapshot:
+    """Copy the ``chosen`` blocks of ``args``, to addresses that are congruent to theirs modulo a cache line: each into a
+    storage of its own, but for those ``together``, which share one and must not be ``whole``. Raises CaptureError
+    ``argument-misaligned``, and what an allocation raises."""
     copied: dict[int, Any] = {}
     guards: list[torch.Tensor] = []
+    storages: dict[object, list[Block]] = {}
     for block in chosen:
-        start = block.low % _LINE + (0 if block.whole else _LINE)
-        buffer = torch.full((start + block.nbytes + _LINE,), _GUARD, dtype=torch.uint8, device=block.device)
-        guards += (buffer[:start], buffer[start + block.nbytes :])
-        for position in block.members:
-            arg, whole = args[position], position in block.whole
-            if id(arg) not in copied:
-                copied[id(arg)] = _place(arg, buffer, start - block.low, whole)
+        storages.setdefault(block.device if block in together else block, []).append(block)
+    for members in storages.values():
+        starts, end = list[int](), 0
+        for block in members:
+            starts.append(end + (block.low - end) % _LINE + (0 if block.whole else _LINE))
+            end = starts[-1] + block.nbytes
+        buffer = torch.full((end + _LINE,), _GUARD, dtype=torch.uint8, device=members[0].device)
+        end = 0
+        for block, start in zip(members, starts, strict=True):
+            guards.append(buffer[end:start])
+            end = start + block.nbytes
+            for position in block.members:
+                arg, whole = args[position], position in block.whole
+                if id(arg) not in copied:
+                    copied[id(arg)] = _place(arg, buffer, start - block.low, whole)
+        guards.append(buffer[end:])
     return Snapshot([copied.get(id(arg), arg) for arg in args], tuple(guards))
 
 
 def _place(arg: torch.Tensor, buffer: torch.Tensor, distance: int, whole: bool) -> torch.Tensor:
     """A tensor like ``arg``, filled with what ``arg`` (or its whole storage) holds. Byte ``distance`` of ``buffer``
     stands for address 0."""
-    source = span(arg, whole=whole)
-    begin = distance + source.data_ptr()
-    buffer[begin : begin + source.numel()].copy_(source)
     offset, rest = divmod(distance + arg.data_ptr(), arg.element_size())
     if rest:
         raise CaptureError("argument-misaligned", f"an address of {arg.dtype} is no multiple of its element's size")
     with torch.inference_mode(arg.is_inference()):
         view = torch.empty(0, dtype=arg.dtype, device=arg.device)
-    return view.set_(buffer.untyped_storage(), offset, arg.size(), arg.stride())
+    view.set_(buffer.untyped_storage(), offset, arg.size(), arg.stride())
+    if arg.is_contiguous() and not (whole or arg.is_inference() or arg.is_conj() or arg.is_neg()):
+        view.copy_(arg.detach())
+        return view
+    source = span(arg, whole=whole)
+    begin = distance + source.data_ptr()
+    buffer[begin : begin + source.numel()].copy_(source)
+    return view
 
 
 # -- what a region's function refers to -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,41 @@ def test_the_line_of_the_traced_function_is_found_from_below_but_on_no_other_thr
         thread.start()
         thread.join()
     assert found == [UNKNOWN, UNKNOWN]
+
+
+def of_many_lines(probe: Callable[[], int]) -> list[int]:
+    found = [probe()]
+    for _ in range(2):
+        found.append(
+            probe()
+            + max(
+                0,
+                probe() * 0,
+            )
+        )
+        try:
+            found.append(probe()); found.append(probe())  # noqa: E702 - two on one line
+        finally:
+            found += [probe() for _ in range(1)]
+    with threading.Lock():
+        found.append(probe())
+    return found
+
+
+def test_lines_are_those_that_python_tells() -> None:
+    def probe() -> int:
+        frame = sys._getframe(1)
+        while frame.f_code is not of_many_lines.__code__:
+            frame = frame.f_back
+        lines.append(frame.f_lineno)
+        assert here() == Origin((str(frame.f_lineno),))
+        return 1
+
+    lines: list[int] = []
+    start = of_many_lines.__code__.co_firstlineno
+    with tracing(of_many_lines, {line: Origin((str(line),)) for line in range(start, start + 30)}):
+        of_many_lines(probe)
+    assert len(set(lines)) == 6
 
 
 def test_the_first_call_is_blamed_until_it_is_forgiven() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -35,9 +36,9 @@ def test_the_digest_on_the_device_sees_every_byte(data: bytes, at: int, change: 
 
 
 def test_the_digest_on_the_device_sees_order_and_goes_past_one_chunk() -> None:
-    words = torch.arange((1 << 20) + 5)
+    words = torch.arange((1 << 22) + 5)
     swapped = words.clone()
-    swapped[3], swapped[1 << 20] = words[1 << 20].clone(), words[3].clone()
+    swapped[3], swapped[1 << 22] = words[1 << 22].clone(), words[3].clone()
     assert torch.equal(words_digest(span(words)), words_digest(span(words.clone())))
     assert not torch.equal(words_digest(span(words)), words_digest(span(swapped)))
 
@@ -75,10 +76,16 @@ def views(draw: st.DrawFn) -> list[torch.Tensor]:
 
 
 @settings(deadline=None, max_examples=200)
-@given(views(), st.booleans())
-def test_copies_are_alike_but_elsewhere(args: list[torch.Tensor], whole: bool) -> None:
-    sensitive = tuple(range(len(args))) if whole else ()
-    copies = copied(list(args), sensitive)
+@given(views(), st.sampled_from(["apart", "together", "whole"]))
+def test_copies_are_alike_but_elsewhere(args: list[torch.Tensor], how: str) -> None:
+    whole = how == "whole"
+    found = blocks(args, tuple(range(len(args))) if whole else ())
+    snapshot = take(list(args), found, found if how == "together" else ())
+    copies = snapshot.args
+    assert len({copies[block.members[0]].untyped_storage().data_ptr() for block in found}) == (
+        min(1, len(found)) if how == "together" else len(found)
+    )
+    assert snapshot.intact
     for arg, copy in zip(args, copies, strict=True):
         assert torch.equal(arg, copy)
         assert (arg.size(), arg.stride(), arg.dtype) == (copy.size(), copy.stride(), copy.dtype)
@@ -90,6 +97,23 @@ def test_copies_are_alike_but_elsewhere(args: list[torch.Tensor], whole: bool) -
             assert (a is b) == (copies[i] is copies[j])
             if _meet(a, b):
                 assert a.data_ptr() - b.data_ptr() == copies[i].data_ptr() - copies[j].data_ptr()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_write_within_a_cache_line_of_a_copy_shows(shared: bool) -> None:
+    args = [torch.zeros(3), torch.ones(5, dtype=torch.int16), torch.zeros(33, dtype=torch.uint8)[1:]]
+    found = blocks(args)
+    snapshot = take(args, found, found if shared else ())
+    for copy in snapshot.args:
+        begin, end = copy.data_ptr(), copy.data_ptr() + copy.nbytes
+        for address in (begin - 64, begin - 1, end, end + 63):
+            byte = ctypes.c_ubyte.from_address(address)
+            before, byte.value = byte.value, 0
+            assert not snapshot.intact
+            byte.value = before
+    for copy in snapshot.args:
+        copy.fill_(7)
+    assert snapshot.intact
 
 
 def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
