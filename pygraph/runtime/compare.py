@@ -229,9 +229,8 @@ class _Trial:
                 return Refusal("comparison-budget", self.over_budget)
             self.before = self._fingerprints()
             self.pristine = take(self.args, self.written).args
-            # an eager call may give what it is given another size
-            apart = self.written if not self.program.calls else self.copied
-            self.working = take(self.args, self.copied, {b for b in self.copied if b not in apart and not b.whole})
+            only_read = {block for block in self.copied if block not in self.written and not block.whole}
+            self.working = take(self.args, self.copied, only_read)
             self.first_copies = self.working.args
             ready = True
         finally:

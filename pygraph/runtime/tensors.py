@@ -171,8 +171,8 @@ def blocks(args: Sequence[Any], sensitive: Collection[int] = ()) -> tuple[Block,
 
 
 def take(args: Sequence[Any], chosen: Iterable[Block], together: Collection[Block] = ()) -> Snapshot:
-    """Copy the ``chosen`` blocks of ``args``, to addresses that are congruent to theirs modulo a cache line: each into a
-    storage of its own, but for those ``together``, which share one and must not be ``whole``. Raises CaptureError
+    """Copy the ``chosen`` blocks of ``args``, to addresses that are congruent to theirs modulo a cache line. Each has a
+    storage of its own, but for those ``together``, which share one, and of which none is ``whole``. Raises CaptureError
     ``argument-misaligned``, and what an allocation raises."""
     copied: dict[int, Any] = {}
     guards: list[torch.Tensor] = []
