@@ -233,6 +233,10 @@ _TensorVariable = _find("torch._dynamo.variables.TensorVariable", cost=_STEPS)
 _compilations = _find(
     "torch._dynamo.utils.get_compilation_metrics", cost="reports list no function that Dynamo failed at"
 )
+_UNCOMPILED = "a step that raises while Dynamo traces it runs uncompiled from then on"
+_set_strategy = _find("torch._dynamo.eval_frame.set_code_exec_strategy", cost=_UNCOMPILED)
+_FrameAction = _find("torch._dynamo.types.FrameAction", cost=_UNCOMPILED)
+_FrameExecStrategy = _find("torch._dynamo.types.FrameExecStrategy", cost=_UNCOMPILED)
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker", cost=_STEPS)
 _Logger = _find(
@@ -467,6 +471,12 @@ def code_of(trace: Any) -> CodeType:
     """The code that a trace of Dynamo's began in."""
     code: CodeType = trace.root_tx.f_code
     return code
+
+
+def run_compiled(code: CodeType) -> None:
+    """Have ``code`` run by the programs that Dynamo has of it, and traced for others. A trace that fails ends both."""
+    if not any(map(absent, (_set_strategy, _FrameAction, _FrameExecStrategy))):
+        _set_strategy(code, _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT))
 
 
 def declaration(target: Any) -> str:

@@ -73,11 +73,11 @@ def train_step(
 
     Optimizers of ``torch.optim`` are traced into it, with a ``GradScaler`` and its overflow branch. Learning rates (and
     betas of Adam and AdamW) are values on the device: a scheduler causes no recompilation. ``scheduler.step()`` inside
-    of ``step`` is done when ``step`` is over, unless the rest of ``step`` reads what it changes. With ``fullgraph``,
-    gradients of DistributedDataParallel are averaged in the graph. What Dynamo cannot trace ends the graph there and
-    runs as it is, as under ``torch.compile``; with ``fullgraph`` that raises instead. So do other optimizers, and any
-    with step hooks. A call under ``saved_tensors_hooks`` runs as it is. Counters of Adam (``state["step"]``) lie on the
-    device of their parameters from then on.
+    of ``step`` is done when ``step`` is over, unless the rest of ``step`` reads what it changes, or calls what Dynamo
+    cannot trace. With ``fullgraph``, gradients of DistributedDataParallel are averaged in the graph. What Dynamo cannot
+    trace ends the graph there and runs as it is, as under ``torch.compile``; with ``fullgraph`` that raises instead. So
+    do other optimizers, and any with step hooks. A call under ``saved_tensors_hooks`` runs as it is. Counters of Adam
+    (``state["step"]``) lie on the device of their parameters from then on.
 
     With ``held``, a step that Dynamo leaves in parts is handed to ``pygraph.graph``, whose contract it is under from
     then on: Python code runs when it is captured alone. If that refuses it, its calls keep changing, or it steps a
@@ -151,16 +151,13 @@ class TrainStep(Generic[P, R]):
     ) -> None:
         install()
         functools.update_wrapper(self, step)
-        self._step, self._options, self._fullgraph = step, dict(options or {}), fullgraph
+        self._options, self._fullgraph = dict(options or {}), fullgraph
         self._held, self._key = held, key
         self._handed: _Handed[P, R] | None = None
         self._taken_back = False
-        self._compiled = self._compile()
+        own = _own_code(step)
+        self._compiled = torch.compile(own, backend="pygraph", options=self._options, fullgraph=fullgraph)
         self._used: list[Used] = []
-
-    def _compile(self) -> Callable[P, R]:
-        own = _own_code(self._step)
-        return torch.compile(own, backend="pygraph", options=self._options, fullgraph=self._fullgraph)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if compat.saved_tensor_hooks(True):  # a graph saves nothing for the backward pass that they could change
@@ -182,8 +179,8 @@ class TrainStep(Generic[P, R]):
             with collected(self._used, left, fullgraph=self._fullgraph) as call:
                 result: R = cast("Any", self._compiled)(*args, **kwargs)
         except BaseException:
-            if call.traced:  # Dynamo runs for ever uncompiled what raised while it was traced
-                self._compiled = self._compile()
+            for code in call.codes:  # Dynamo runs for ever uncompiled what raised while it was traced
+                compat.run_compiled(code)
             raise
         finally:  # an exception of the user's may come after what was put off
             if left and reports():  # this call has traced

@@ -435,9 +435,12 @@ def test_random_numbers_are_those_of_compiled_training_and_replays_equal_uncaptu
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("traced", "compiled", "replays"), [(False, 3, 14), (True, 6, 10)])
+@pytest.mark.parametrize(("traced", "compiled", "replays"), [(False, 4, 54), (True, 5, 16)])
 @pytest.mark.usefixtures("fresh")
 def test_training_goes_on_after_an_exception(traced: bool, compiled: int, replays: int) -> None:
+    """An untraced callback may read the learning rate, so the scheduler ends the graph, where the loss is still needed:
+    the step is forward, backward, update, and the detached loss, of which three are captured. A traced callback leaves
+    one graph; of the calls in which it raises, Dynamo compiles some functions that they call, four in all."""
     fails = [False]
 
     def callback() -> None:
@@ -477,5 +480,5 @@ def test_training_goes_on_after_an_exception(traced: bool, compiled: int, replay
             torch.testing.assert_close(step(x, y), other(x, y), rtol=1e-4, atol=1e-5)
         assert_same_state(ours, theirs)
         assert ours.optimizer.param_groups[0]["lr"] == theirs.optimizer.param_groups[0]["lr"]
-    assert ours.compiled <= compiled  # anew after an exception in a call that Dynamo has traced
+    assert ours.compiled <= compiled  # no program again after an exception
     assert ours.replays >= replays

@@ -268,6 +268,22 @@ def test_a_whole_step_stays_one_program_where_its_state_is_known() -> None:
 
 
 @pytest.mark.usefixtures("fresh")
+def test_a_call_that_raises_while_it_is_traced_leaves_the_programs_of_others() -> None:
+    ours, theirs = (setup(OPTIMIZERS["sgd"], one_layer) for _ in range(2))
+    step, eager = pygraph.train_step(basic(ours)), basic(theirs)
+    assert_equal_training(step, eager, ours, theirs, steps=3)
+    before = ours.replays
+    for x, y in batches(2):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            step(x[:, 1:], y)
+    assert_equal_training(step, eager, ours, theirs, steps=3)
+    assert (ours.compiled, ours.replays) == (1, before + 3)
+    for x, y in batches(2, batch=2):
+        torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-4, atol=1e-5)
+    assert ours.compiled == 2, "another size is still compiled"
+
+
+@pytest.mark.usefixtures("fresh")
 def test_a_step_in_parts_is_left_to_dynamo_where_processes_train_together() -> None:
     """Each would decide by itself, and wait for collectives that another does not call."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
