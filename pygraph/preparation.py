@@ -348,15 +348,18 @@ class _Preparation:
 @contextlib.contextmanager
 def _older_left_alone() -> Iterator[None]:
     """Python's garbage collector looks at what is made from now on alone: captures make it look at everything now and
-    then, which takes up to a second where torch has compiled something. Does nothing where somebody else does so."""
+    then, which takes up to a second where torch has compiled something. Does nothing where somebody else does so, and
+    undoes nothing where somebody else has done so meanwhile."""
     if gc.get_freeze_count():
         yield
         return
     gc.freeze()
+    frozen = gc.get_freeze_count()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if gc.get_freeze_count() <= frozen:  # they become fewer by themselves, but not more
+            gc.unfreeze()
 
 
 def _refusal(planned: _Planned) -> str | None:

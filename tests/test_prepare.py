@@ -519,6 +519,21 @@ def test_the_collector_leaves_alone_what_there_was_unless_the_user_has_it_do_so(
         gc.unfreeze()
 
 
+def test_objects_that_the_user_freezes_meanwhile_stay_frozen() -> None:
+    def called(x: torch.Tensor, w: torch.Tensor) -> Any:
+        made.append([x])
+        gc.freeze()
+        return scale(x, w)
+
+    made: list[Any] = []
+    try:
+        pygraph.prepare(called, {(0, 0): [2]}, args=(rows(2), rows(16)))
+        assert gc.get_freeze_count() > 1000
+        assert made
+    finally:
+        gc.unfreeze()
+
+
 # -- a forecast of memory ------------------------------------------------------------------------------------------
 
 

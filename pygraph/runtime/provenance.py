@@ -8,7 +8,6 @@ capture is a Refusal: data with a reason code (of a CaptureError, or of discover
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 import types
@@ -69,7 +68,6 @@ def _line(frame: types.FrameType) -> int:
     return lines[bisect_right(starts, frame.f_lasti) - 1]
 
 
-@functools.lru_cache(maxsize=32)
 def _lines(code: types.CodeType) -> tuple[list[int], list[int]]:
     """The offsets in ``code`` at which another line begins, and these lines."""
     starts, lines = [0], [code.co_firstlineno]

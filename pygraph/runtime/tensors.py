@@ -206,8 +206,8 @@ def _place(arg: torch.Tensor, buffer: torch.Tensor, distance: int, whole: bool) 
     with torch.inference_mode(arg.is_inference()):
         view = torch.empty(0, dtype=arg.dtype, device=arg.device)
     view.set_(buffer.untyped_storage(), offset, arg.size(), arg.stride())
-    if arg.is_contiguous() and not (whole or arg.is_inference() or arg.is_conj() or arg.is_neg()):
-        view.copy_(arg.detach())
+    if arg.is_floating_point() and arg.is_contiguous() and not (whole or arg.is_inference() or arg.is_neg()):
+        view.copy_(arg.detach())  # takes less time; of bool, it would make each byte 0 or 1
         return view
     source = span(arg, whole=whole)
     begin = distance + source.data_ptr()

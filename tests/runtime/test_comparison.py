@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pygraph.errors import ReplayError
+from pygraph.program.recording import Output, OutputKind
 from pygraph.runtime.compare import observe
 from pygraph.runtime.contract import ScratchPool
 from pygraph.runtime.judge import RUNS
@@ -254,6 +255,32 @@ def test_only_the_run_that_answers_uses_memory_that_is_kept(room: bool) -> None:
     again = [] if room else [False]
     assert within == [False, True, *again, False, False], "uncaptured; replayed, uncaptured; replayed"
     assert (region.record.captures, region.record.replays, driver.given_back) == (1, 1, 1)
+
+
+def test_results_that_bits_decide_take_no_room() -> None:
+    """Here, a view of a small argument, whose copy shares memory with that of a large one."""
+    own = torch.Generator().manual_seed(0)
+
+    def look(args: list[Any]) -> Sequence[Any]:
+        small, large = args
+        return [small + large.sum() + torch.rand(4, generator=own) / 1000, small[1:]]
+
+    driver = FakeDriver()
+    driver.nondeterministic, driver.random, driver.spare = 1, False, 5000
+    driver.edits = [lambda capture: capture.outputs.append(Output(OutputKind.VIEW, 0))] * 3
+    region = Region(look, driver, name="toy")
+    for _ in range(2):
+        region([torch.ones(4), torch.ones(1000)])
+    assert region.record.captures == 1, region.record
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int4])
+def test_arguments_may_hold_any_bytes(dtype: torch.dtype) -> None:
+    region = Region(lambda args: [args[1] * 2], FakeDriver(), name="toy")
+    odd = torch.tensor([1, 0, 2, 255], dtype=torch.uint8).view(dtype)
+    for _ in range(2):
+        region([odd, torch.ones(4)])
+    assert region.record.captures == 1, region.record
 
 
 def test_nothing_of_a_comparison_outlives_its_memory() -> None:

@@ -81,6 +81,15 @@ def test_lines_are_those_that_python_tells() -> None:
     assert len(set(lines)) == 7
 
 
+def test_functions_that_are_alike_but_for_their_lines_are_told_apart() -> None:
+    origins = {line: Origin((str(line),)) for line in range(1, 6)}
+    for between in (0, 3):
+        module: dict[str, Any] = {}
+        exec("def twice(probe):\n    first = probe()\n" + "\n" * between + "    return first, probe()\n", module)
+        with tracing(module["twice"], origins):
+            assert module["twice"](here) == (origins[2], origins.get(3 + between, UNKNOWN))
+
+
 def test_the_first_call_is_blamed_until_it_is_forgiven() -> None:
     with tracing(region, ORIGINS):
         region(lambda: blame("late"))
