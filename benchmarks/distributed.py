@@ -84,9 +84,9 @@ class Place:
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def numbers(self, *shape: int, seed: int) -> torch.Tensor:
-        """Normal ones, the same for one seed on every rank."""
-        drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-        return drawn.to(self.device, self.dtype)
+        """Normal ones, the same for one seed on every rank: all have devices of one kind."""
+        source = torch.Generator(self.device).manual_seed(seed)
+        return torch.randn(*shape, generator=source, device=self.device).to(self.dtype)
 
     def tokens(self, *shape: int, below: int, seed: int) -> torch.Tensor:
         return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
@@ -166,11 +166,13 @@ SPLIT = {"query": 0, "key": 0, "value": 0, "gate": 0, "up": 0, "out": 1, "down":
 """The dimension in which a weight is split among ranks."""
 
 
-def decoder(place: Place, by_dtensor: bool, layers: int) -> tuple[Decoder, dict[str, int]]:
-    """The model with the part of this rank, and its sizes."""
-    sizes = {"width": 2048, "heads": 16, "hidden": 5632, "tokens": 8192}
-    if place.tiny:
-        sizes = {"width": 32, "heads": 4, "hidden": 64, "tokens": 64}
+ONE_BILLION = {"layers": 16, "width": 2048, "heads": 16, "hidden": 5632, "tokens": 8192}
+EIGHT_BILLION = {"layers": 32, "width": 4096, "heads": 32, "hidden": 14336, "tokens": 128256}
+TINY = {"layers": 2, "width": 32, "heads": 8, "hidden": 64, "tokens": 64}
+
+
+def decoder(place: Place, by_dtensor: bool, sizes: dict[str, int]) -> Decoder:
+    """The model with the part of this rank."""
     from torch.distributed._functional_collectives import all_reduce
 
     group = distributed.group.WORLD
@@ -179,7 +181,7 @@ def decoder(place: Place, by_dtensor: bool, layers: int) -> tuple[Decoder, dict[
         return x if by_dtensor else all_reduce(x, "sum", group)
 
     with torch.device(place.device):
-        model = Decoder(layers, **sizes, ways=1 if by_dtensor else place.size, reduce=reduce).to(place.dtype)
+        model = Decoder(**sizes, ways=1 if by_dtensor else place.size, reduce=reduce).to(place.dtype)
     with torch.no_grad():
         for seed, (name, weight) in enumerate(model.named_parameters()):
             if weight.dim() < 2:
@@ -196,21 +198,30 @@ def decoder(place: Place, by_dtensor: bool, layers: int) -> tuple[Decoder, dict[
             split = SPLIT.get(name.split(".")[-1])
             if split is not None:
                 parallelize_module(model, mesh, {name: RowwiseParallel() if split else ColwiseParallel()})
-    return model.eval().requires_grad_(False), sizes
+    return model.eval().requires_grad_(False)
 
 
-def decoding(place: Place, side: Side, *, by_dtensor: bool = False, prompt: int = 0) -> Step:
-    """Steps of one token for each of 8 requests, or of a whole prompt for one."""
-    layers, length = (2, 32) if place.tiny else (16, 1024)
-    prompt = min(prompt, length // 2)
-    model, sizes = decoder(place, by_dtensor, layers)
-    run = side(model)
-    batch, rows = (1, prompt) if prompt else (2 if place.tiny else 8, 1)
+def decoding(
+    place: Place,
+    side: Side,
+    sizes: dict[str, int] = ONE_BILLION,
+    *,
+    batch: int = 8,
+    by_dtensor: bool = False,
+    prompt: int = 0,
+) -> Step:
+    """Steps of one token for each of a ``batch`` of requests, or of a whole prompt for one."""
+    length, rows = 1024, 1
+    if place.tiny:
+        sizes, length, batch = TINY, 32, min(batch, 2)
+    if prompt:
+        batch, rows = 1, min(prompt, length // 2)
+    run = side(decoder(place, by_dtensor, sizes))
     heads, size = sizes["heads"] // place.size, sizes["width"] // sizes["heads"]
 
     def caches() -> list[torch.Tensor]:
         shape = (batch, heads, length, size)
-        return [torch.zeros(shape, device=place.device, dtype=place.dtype) for _ in range(layers)]
+        return [torch.zeros(shape, device=place.device, dtype=place.dtype) for _ in range(sizes["layers"])]
 
     keys, values = caches(), caches()
     columns, where = torch.arange(length, device=place.device), torch.arange(rows, device=place.device)
@@ -357,7 +368,7 @@ class Experts(nn.Module):
 
 def experts(place: Place, side: Side) -> Step:
     """Eight layers of 16 experts, 512 rows on each rank."""
-    layers, width, hidden, number, rows = (2, 16, 32, 4, 32) if place.tiny else (8, 1024, 2048, 16, 512)
+    layers, width, hidden, number, rows = (2, 16, 32, 8, 32) if place.tiny else (8, 1024, 2048, 16, 512)
     each = [Experts(place, width, hidden, number, 2 * rows // number, 10 * at) for at in range(layers)]
     model = nn.Sequential(*each).eval().requires_grad_(False)
     run = side(model)
@@ -377,6 +388,8 @@ def experts(place: Place, side: Side) -> Step:
 WORKLOADS: dict[str, Callable[[Place, Side], Step]] = {
     "decode": decoding,
     "decode-dtensor": lambda place, side: decoding(place, side, by_dtensor=True),
+    "decode-8b-1": lambda place, side: decoding(place, side, EIGHT_BILLION, batch=1),
+    "decode-8b-32": lambda place, side: decoding(place, side, EIGHT_BILLION, batch=32),
     "prefill-512": lambda place, side: decoding(place, side, prompt=512),
     "prefill-512-dtensor": lambda place, side: decoding(place, side, by_dtensor=True, prompt=512),
     "ddp": ddp,

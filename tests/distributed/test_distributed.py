@@ -54,6 +54,8 @@ TOGETHER = tuple(name for name in TWO if name in OFTEN)
 SELDOM = tuple(name for name in TWO if name not in OFTEN)
 FOUR = ("captures_at_different_calls", "one_rank_evicts", "groups_take_turns", "sizes_are_each_ranks_own")
 """What depends on how many ranks there are."""
+EIGHT = tuple(name for name in (*VOTES, *HAZARDS) if name != "waits_stand_behind_their_collectives")
+"""All but one whose matrices of four rows are split among the ranks."""
 
 
 @pytest.mark.parametrize("name", TOGETHER)
@@ -77,6 +79,12 @@ def test_four_ranks_that_vote(name: str) -> None:
 @pytest.mark.parametrize("name", FOUR)
 def test_four_ranks_that_decide_otherwise(name: str) -> None:
     passes(4, FOUR, name)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", EIGHT)
+def test_eight_ranks(name: str) -> None:
+    passes(8, EIGHT, name)
 
 
 @pytest.mark.sweep
@@ -116,6 +124,6 @@ def test_random_programs_in_random_regions() -> None:
 
 @pytest.mark.sweep
 @pytest.mark.timeout(5400)
-@pytest.mark.parametrize(("size", "count"), [(2, 1000), (4, 100)])
+@pytest.mark.parametrize(("size", "count"), [(2, 1000), (4, 100), (8, 20)])
 def test_no_random_run_hangs(size: int, count: int) -> None:
     episodes(size, count, 5000)
