@@ -222,7 +222,8 @@ def prepare(
     device = _device(planned[0])
     if not background:
         shown = working("preparing") if progress else contextlib.nullcontext(_silent)
-        with shown as tell, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        own_numbers = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with shown as tell, own_numbers, _older_left_alone():
             return _Preparation(compiled, planned, device, tell).run()
     future: Future[Prepared] = Future()
 
@@ -282,10 +283,6 @@ class _Preparation:
     is_over: Callable[[], bool] = lambda: False
 
     def run(self) -> Prepared:
-        with _older_left_alone():
-            return self._run()
-
-    def _run(self) -> Prepared:
         began, before = time.perf_counter(), _memory(self.device)
         for number, planned in enumerate(self.planned):
             programs = live.regions()
@@ -349,7 +346,8 @@ class _Preparation:
 def _older_left_alone() -> Iterator[None]:
     """Python's garbage collector looks at what is made from now on alone: captures make it look at everything now and
     then, which takes up to a second where torch has compiled something. Does nothing where somebody else does so, and
-    undoes nothing where somebody else has done so meanwhile."""
+    undoes nothing where somebody else has done so meanwhile. Not for work in the background: what other threads drop
+    meanwhile, such as another model, would stay in memory."""
     if gc.get_freeze_count():
         yield
         return

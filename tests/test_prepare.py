@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -532,6 +533,27 @@ def test_objects_that_the_user_freezes_meanwhile_stay_frozen() -> None:
         assert made
     finally:
         gc.unfreeze()
+
+
+def test_other_threads_can_have_garbage_collected_while_sizes_are_prepared_in_the_background() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def called(x: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        assert go.wait(60)
+        return x
+
+    model = torch.nn.Linear(2, 2)
+    model.itself = [model]
+    weight = weakref.ref(model.weight)
+    future = pygraph.prepare(called, {(0, 0): [2]}, args=(rows(2),), background=True)
+    assert begun.wait(60)
+    del model
+    gc.collect()
+    freed = weight() is None
+    go.set()
+    assert len(future.result(60).refused) == 1
+    assert freed
 
 
 # -- a forecast of memory ------------------------------------------------------------------------------------------
