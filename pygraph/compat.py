@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import logging
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, SimpleNamespace
@@ -687,10 +689,22 @@ def _loses_second_order(graph: torch.fx.Graph) -> bool:
     return asks and any(str(node.target) == "autograd_function_apply" for node in graph.nodes)
 
 
+_AGAIN = "_recomputed"
+"""How the names of nodes end that a backward pass computes again."""
+_COMPUTED = "pygraph_computed_again"
+
+
+def computed_again(node: Any) -> bool | None:
+    """True for a node of an FX graph that its backward pass computes again, False for one that comes before the first
+    of these, and None for all others."""
+    found: bool | None = node.meta.get("custom", {}).get(_COMPUTED)
+    return found
+
+
 def keep_random_draws() -> None:
     """Have checkpointed parts of a graph that holds its own backward pass keep what they drew, and compute the rest
-    again. Otherwise AOTAutograd refuses such a graph, or, of torch 2.11, does not find its backward pass. It takes
-    attention for a draw too."""
+    again, which marks nodes for ``computed_again``. Otherwise AOTAutograd refuses such a graph, or, of torch 2.11, does
+    not find its backward pass. It takes attention for a draw too."""
     recompute = _recomputation.remat_using_tags_for_fwd_loss_bwd_graph
     backward = str(torch.autograd.grad)
 
@@ -703,7 +717,14 @@ def keep_random_draws() -> None:
                 node.target, "tags", ()
             ):
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        return recompute(graph)
+        made = recompute(graph)
+        nodes = list(made.graph.nodes)
+        again = [node for node in nodes if node.name.endswith(_AGAIN)]
+        # parts of tuples stand behind these, however late they are used
+        first = next((node for node in again if node.target is not operator.getitem), None)
+        for node in {*itertools.takewhile(lambda node: node is not first, nodes), *again} if again else ():
+            node.meta["custom"] = {**node.meta.get("custom", {}), _COMPUTED: node.name.endswith(_AGAIN)}
+        return made
 
     _recomputation.remat_using_tags_for_fwd_loss_bwd_graph = recompute_all_else
 

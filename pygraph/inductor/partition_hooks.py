@@ -72,6 +72,7 @@ class PartitionHooks:
         self._verdicts: dict[str, Verdict] = {}
         self._trimmed: dict[str, str] = {}
         self._turns: dict[str, int | None] = {}
+        self._computed_again: dict[str, bool | None] = {}
         self._times: dict[str, Time] = {}
         self._followed: dict[str, str] = {}
         self._lineage = Lineage()
@@ -190,10 +191,21 @@ class PartitionHooks:
     # -- regions that are exact ------------------------------------------------------------------------------------
 
     def may_fuse(self, one: Any, other: Any) -> bool:
-        """True if two scheduled nodes may be fused: where regions are exact, not across their bounds."""
+        """True if two scheduled nodes may be fused: where regions are exact, not across their bounds; and never what a
+        backward pass computes again with what comes before that, or it is computed there, and kept."""
+        if {self._again(one), self._again(other)} == {False, True}:
+            return False
         if not self.decision.exact or None in (self._turn(one), self._turn(other)):
             return True
         return (self._turn(one), self._unit(one)) == (self._turn(other), self._unit(other))
+
+    def _again(self, snode: Any) -> bool | None:
+        """True if a scheduled node is computed again by a backward pass, False if what it computes comes before."""
+        name = snode.get_name()
+        if name not in self._computed_again:
+            found = {compat.computed_again(origin) for part in _scheduled_parts(snode) for origin in _origins(part)}
+            self._computed_again[name] = next((each for each in (True, False) if each in found), None)
+        return self._computed_again[name]
 
     def realize(self, node: Any, value: Any) -> None:
         """Have the ``value`` that an FX node was lowered to computed by itself, and not in what reads it, where any of

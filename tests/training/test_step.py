@@ -154,9 +154,11 @@ def test_a_checkpointed_part_keeps_what_it_drew() -> None:
 def test_a_checkpointed_part_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what it computes takes no memory until then."""
     products: list[int] = []
+    kernels: list[set[str]] = []
 
     def told(lives: Lives, variant: Variant, program: Program) -> None:
         products.append(sum(launch.name.startswith("aten.addmm") for launch in program.recording.launches))
+        kernels.extend(set(launch.origin.nodes) for launch in program.recording.launches)
 
     monkeypatch.setattr(Lives, "tell", told)
 
@@ -164,7 +166,7 @@ def test_a_checkpointed_part_is_computed_again(monkeypatch: pytest.MonkeyPatch) 
         def __init__(self) -> None:
             super().__init__()
             self.first, self.last = nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES)
-            self.block = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+            self.block = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(checkpoint(self.block, self.first(x), use_reentrant=False))
@@ -172,6 +174,11 @@ def test_a_checkpointed_part_is_computed_again(monkeypatch: pytest.MonkeyPatch) 
     ours, theirs = (setup(lambda p: torch.optim.SGD(p, lr=0.05), Parts) for _ in range(2))
     assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=4)
     assert products == [6], "four layers, and the two of the block once more"
+    end = "_recomputed"
+    again = {name for names in kernels for name in names if name.endswith(end)}
+    before = {name.removesuffix(end) for name in again}
+    assert len(again) > 5
+    assert not any(names & again and names & before for names in kernels), "no kernel computes both"
 
 
 class Own(torch.optim.SGD):
