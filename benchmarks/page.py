@@ -323,8 +323,8 @@ def compilation(results: Results) -> list[str]:
         count = len(run.found["programs"])
         lines.append(
             f"- **From warm caches**{results.mark(run)}, the first call returns after {run.found['warm']:.2f} of plain "
-            f"Inductor's time, and the first replay after {run.found['until replay']:.2f}; from empty ones, after "
-            f"{run.found['cold']:.2f} (geometric means of {count} programs)."
+            f"Inductor's time, and the first replay after {run.found['until replay']:.2f} (geometric means of {count} "
+            "programs)."
         )
     for run in results.named("step-compile-time")[-1:]:
         lines.append(
@@ -560,7 +560,10 @@ def table(results: Results) -> str:
         ratio, count = mean(cells[side].ratio for cells in results.parts.values() if side in cells)
         lines += [f"{side}: {ratio:.2f} over {count}"]
     *rows, default, reduce = lines
-    where = sorted({f"{run.machine}, {run.date}" for run in used.values()})
+    dates: dict[str, set[str]] = {}
+    for run in used.values():
+        dates.setdefault(run.machine, set()).add(run.date)
+    where = [f"{machine}, {', '.join(sorted(found))}" for machine, found in sorted(dates.items())]
     text = "\n".join(with_head(["workload", "over `default`", "over `reduce-overhead`"], rows))
     means = [each.partition(": ")[2].split(" over ") for each in (default, reduce)]
     return (

@@ -2,10 +2,10 @@
 
     python benchmarks/warm_start.py [--device cuda] [--programs mlp,llama] [--runs 5] [--out FILE]
 
-Each program runs in processes of its own with one cache folder: once cold for each backend, then warm, in turn. A
+Each program runs in processes of its own with one cache folder: once for each backend to fill it, then in turn. A
 process builds its model, then takes the time from ``torch.compile`` to the end of the first call, imports of the
 backend included, and to the end of the first call that was replayed. Processor time is for machines with other load.
-Prints a table of medians and the geometric means of the ratios.
+Prints a table of medians and the geometric means of the ratios. ``compile_time.py`` has times from empty caches.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def one(name: str, backend: str, device: str) -> dict[str, float]:
 
 
 def measure(name: str, device: str, runs: int) -> dict[str, Any]:
-    """Both backends in processes of their own: cold once, then warm in turn. Medians in seconds."""
+    """Both backends in processes of their own: once to fill the caches, then in turn. Medians in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is not parsed each time
@@ -194,20 +194,19 @@ def measure(name: str, device: str, runs: int) -> dict[str, Any]:
             found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
             return found
 
-        cold = {backend: process(backend) for backend in BACKENDS}
+        for backend in BACKENDS:
+            process(backend)
         warm: dict[str, list[dict[str, float]]] = {backend: [] for backend in BACKENDS}
         for _ in range(runs):
             for backend in BACKENDS:
                 warm[backend].append(process(backend))
     row: dict[str, Any] = {"program": name}
     for backend in BACKENDS:
-        row[f"{backend} cold"] = cold[backend]["first"]
         row[f"{backend} warm"] = statistics.median(each["first"] for each in warm[backend])
         row[f"{backend} warm cpu"] = statistics.median(each["cpu"] for each in warm[backend])
     replays = [each["replay"] for each in warm["pygraph"] if "replay" in each]
     row["replay"] = statistics.median(replays) if replays else None
     row["misses"] = max(each["misses"] for each in warm["pygraph"])
-    row["ratio cold"] = row["pygraph cold"] / row["inductor cold"]
     row["ratio warm"] = row["pygraph warm"] / row["inductor warm"]
     row["ratio warm cpu"] = row["pygraph warm cpu"] / row["inductor warm cpu"]
     row["ratio replay"] = row["replay"] / row["inductor warm"] if replays else None
@@ -233,12 +232,12 @@ def main() -> None:
         return
     # what is measured is no build, and its processes would end before one does
     importlib.import_module(f"pygraph.runtime.{'cuda' if chosen.device == 'cuda' else 'host'}").build.load()
-    print(f"{'program':14} {'inductor':>16} {'pygraph':>16} {'replay':>8} {'ratio':>6} {'cpu':>6}   (s, cold → warm)")
+    print(f"{'program':14} {'inductor':>8} {'pygraph':>8} {'replay':>8} {'ratio':>6} {'cpu':>6}   (s)")
     rows = []
     for name in chosen.programs.split(","):
         row = measure(name, chosen.device, chosen.runs)
         rows.append(row)
-        sides = " ".join(f"{row[f'{b} cold']:7.2f} → {row[f'{b} warm']:6.2f}" for b in BACKENDS)
+        sides = " ".join(f"{row[f'{b} warm']:8.2f}" for b in BACKENDS)
         replay = "never" if row["replay"] is None else f"{row['replay']:.2f}"
         ratios = f"{row['ratio warm']:6.2f} {row['ratio warm cpu']:6.2f}"
         print(f"{name:14} {sides} {replay:>8} {ratios}   misses: {row['misses']:.0f}", flush=True)
@@ -248,12 +247,11 @@ def main() -> None:
         "runs": chosen.runs,
         "warm": mean([row["ratio warm"] for row in rows]),
         "warm cpu": mean([row["ratio warm cpu"] for row in rows]),
-        "cold": mean([row["ratio cold"] for row in rows]),
         "until replay": mean([row["ratio replay"] for row in rows if row["ratio replay"]]),
         "programs": rows,
     }
     print(f"geometric means of pygraph / inductor: warm {summary['warm']:.3f} ", end="")
-    print(f"(processor time {summary['warm cpu']:.3f}), cold {summary['cold']:.3f}, ", end="")
+    print(f"(processor time {summary['warm cpu']:.3f}), ", end="")
     print(f"until the first replay {summary['until replay']:.3f}")
     if chosen.out:
         chosen.out.parent.mkdir(parents=True, exist_ok=True)
