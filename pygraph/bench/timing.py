@@ -35,6 +35,9 @@ _SHORTEST_BLOCK_US, _MOST_CALLS = 20_000.0, 4000
 """A block is no shorter, since draining takes some 10 µs, but has no more calls."""
 _WARM_SECONDS = 0.2
 """Calls go on for this long before the first block, so that the clocks of the GPU are up."""
+_COMPILING_PART = 0.7
+"""Part of the time left in which programs that compile at once have to be done: a slow one is left out, or it takes
+the time of the others."""
 _COMPILING, _STALLED = 900.0, 240.0
 """Seconds after which a process that compiles, or that runs, is taken for hung."""
 _FAREWELL = 2.0
@@ -173,11 +176,15 @@ class Bench:
 
     def measure_all(self, programs: Sequence[Program], end: float, share: float = math.inf) -> Iterator[Measured]:
         """Measure ``programs`` as ``measure`` does. All compile at once; then one is timed after the other, while the
-        processes of those to come hold their memory."""
+        processes of those to come hold their memory. One that takes most of the time to compile is left out."""
         with ThreadPoolExecutor(len(programs)) as pool, ExitStack() as alive:
             groups = [alive.enter_context(Group(self, program, end)) for program in programs]
+            if len(groups) > 1:
+                for group in groups:
+                    group.end -= (1 - _COMPILING_PART) * max(end - time.monotonic(), 0.0)
             list(pool.map(self._compile, programs, groups))
             for program, group in zip(programs, groups, strict=True):
+                group.end = end
                 with group:
                     found = self._time(program, group, share)
                 yield found

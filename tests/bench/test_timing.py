@@ -169,3 +169,10 @@ def test_several_programs_compile_at_once_and_are_timed_one_after_the_other(tmp_
     assert [len(each.rounds) for each in found] == [4, 4]
     what = [what for *_, what, _ in events(tmp_path)]
     assert what.index("warm begins") > max(at for at, each in enumerate(what) if each == "compile ends")
+
+
+def test_a_program_that_compiles_for_long_is_left_out_and_the_others_are_timed(tmp_path: Path) -> None:
+    plans = {f"slow {side}": {"hang": "compile"} for side in SIDES}
+    slow, other = bench(tmp_path, plans, blocks=2).measure_all([program(name="slow"), program(name="other")], soon(6.0))
+    assert {outcome.failure for outcome in slow.sides.values()} == {"late"}
+    assert (len(slow.rounds), len(other.rounds)) == (0, 2)
