@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import gc
 import itertools
 import logging
 import math
@@ -222,8 +221,7 @@ def prepare(
     device = _device(planned[0])
     if not background:
         shown = working("preparing") if progress else contextlib.nullcontext(_silent)
-        own_numbers = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        with shown as tell, own_numbers, _older_left_alone():
+        with shown as tell, torch.random.fork_rng([device] if device.type == "cuda" else []):
             return _Preparation(compiled, planned, device, tell).run()
     future: Future[Prepared] = Future()
 
@@ -340,24 +338,6 @@ class _Preparation:
         if self.is_over():
             raise _Cancelled
         time.sleep(_POLL)
-
-
-@contextlib.contextmanager
-def _older_left_alone() -> Iterator[None]:
-    """Python's garbage collector looks at what is made from now on alone: captures make it look at everything now and
-    then, which takes up to a second where torch has compiled something. Does nothing where somebody else does so, and
-    undoes nothing where somebody else has done so meanwhile. Not for work in the background: what other threads drop
-    meanwhile, such as another model, would stay in memory."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    frozen = gc.get_freeze_count()
-    try:
-        yield
-    finally:
-        if gc.get_freeze_count() <= frozen:  # they become fewer by themselves, but not more
-            gc.unfreeze()
 
 
 def _refusal(planned: _Planned) -> str | None:

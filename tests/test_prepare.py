@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -498,62 +496,6 @@ def test_an_interrupt_leaves_all_as_it_was(number: int) -> None:
         prepared = pygraph.prepare(ours, {(0, 0): [2, 3, 4]}, args=args)
         assert len(prepared.captured) == 3
         assert_replayed(ours, scale, *((rows(n), w) for n in (2, 3, 4, 9)))
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_the_collector_leaves_alone_what_there_was_unless_the_user_has_it_do_so(frozen: bool) -> None:
-    counts = []
-
-    def called(x: torch.Tensor, w: torch.Tensor) -> Any:
-        counts.append(gc.get_freeze_count())
-        return scale(x, w)
-
-    if frozen:
-        gc.freeze()
-    try:
-        before = gc.get_freeze_count()
-        pygraph.prepare(called, {(0, 0): [2]}, args=(rows(2), rows(16)))
-        assert gc.get_freeze_count() == before
-        assert all(count == before if frozen else count > 1000 for count in counts)
-        assert counts
-    finally:
-        gc.unfreeze()
-
-
-def test_objects_that_the_user_freezes_meanwhile_stay_frozen() -> None:
-    def called(x: torch.Tensor, w: torch.Tensor) -> Any:
-        made.append([x])
-        gc.freeze()
-        return scale(x, w)
-
-    made: list[Any] = []
-    try:
-        pygraph.prepare(called, {(0, 0): [2]}, args=(rows(2), rows(16)))
-        assert gc.get_freeze_count() > 1000
-        assert made
-    finally:
-        gc.unfreeze()
-
-
-def test_other_threads_can_have_garbage_collected_while_sizes_are_prepared_in_the_background() -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def called(x: torch.Tensor) -> torch.Tensor:
-        begun.set()
-        assert go.wait(60)
-        return x
-
-    model = torch.nn.Linear(2, 2)
-    model.itself = [model]
-    weight = weakref.ref(model.weight)
-    future = pygraph.prepare(called, {(0, 0): [2]}, args=(rows(2),), background=True)
-    assert begun.wait(60)
-    del model
-    gc.collect()
-    freed = weight() is None
-    go.set()
-    assert len(future.result(60).refused) == 1
-    assert freed
 
 
 # -- a forecast of memory ------------------------------------------------------------------------------------------

@@ -68,19 +68,28 @@ def capturing_turn() -> Iterator[bool]:
 
 @contextlib.contextmanager
 @unbroken
+def without_collection() -> Iterator[None]:
+    """Python collects no garbage until the block is left. What a capture makes and drops would otherwise be taken for
+    objects that stay, of which so many have Python look at all that there are: a second, where torch has compiled."""
+    collecting = gc.isenabled()
+    try:
+        gc.disable()
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@contextlib.contextmanager
+@unbroken
 def only_capture() -> Iterator[None]:
     """A driver's section: this thread's turn, without garbage collection, since what a finaliser does would be
     captured too. Raises CaptureError (``capture-busy``) if another thread captures."""
     with capturing_turn() as mine:
         if not mine:
             raise CaptureError("capture-busy", "another thread captures")
-        collecting = gc.isenabled()
-        try:
-            gc.disable()
+        with without_collection():
             yield
-        finally:
-            if collecting:
-                gc.enable()
 
 
 @contextlib.contextmanager

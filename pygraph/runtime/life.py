@@ -39,7 +39,7 @@ from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contest import DEPENDENCES, PATIENCE, PROGRAM, Contest, Decision, kept_path, read
 from pygraph.runtime.contract import Driver, Executable, uses
 from pygraph.runtime.control import trying_bodies, watching
-from pygraph.runtime.critical import interruptible
+from pygraph.runtime.critical import interruptible, without_collection
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
 from pygraph.runtime.events import Journal, Sizes, counts
@@ -340,7 +340,7 @@ class Lives:
         """A capture, in which operators that fail are eager calls, one after the other; with ``collectives``, which are
         captured too, the first attempt alone counts, and so it does of a ``cold`` size, which never ran."""
         subject, proof = self.subject, None if collectives else self._proof
-        with tracing(subject.fn, subject.origins) as bodies:
+        with without_collection(), tracing(subject.fn, subject.origins) as bodies:
             try:
                 while True:
                     made: Captured | Refusal

@@ -20,6 +20,7 @@ from torch.testing._internal.logging_tensor import capture_logs_with_logging_ten
 
 from pygraph.errors import CaptureError, ReplayError
 from pygraph.program.recording import Origin, Use
+from pygraph.runtime import life
 from pygraph.runtime.events import counts
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.provenance import blame
@@ -569,3 +570,26 @@ def test_closing_while_other_threads_replay() -> None:
         for thread in threads:
             thread.join()
         assert wrong == []
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_no_garbage_is_collected_while_a_region_is_captured(monkeypatch: pytest.MonkeyPatch, collects: bool) -> None:
+    """Not between its two captures either: what is made and dropped there is not to be taken for what stays."""
+    states = []
+
+    def capture(*args: Any, **facts: Any) -> Any:
+        states.append(gc.isenabled())
+        return original(*args, **facts)
+
+    original = life.capture
+    monkeypatch.setattr(life, "capture", capture)
+    region = Region(double, FakeDriver(), name="toy")
+    (gc.enable if collects else gc.disable)()
+    try:
+        for _ in range(3):
+            assert region([torch.ones(4)])[0].tolist() == [2.0] * 4
+            assert gc.isenabled() is collects
+    finally:
+        gc.enable()
+    assert states == [False]
+    assert (region.record.captures, region.record.replays) == (1, 1)
