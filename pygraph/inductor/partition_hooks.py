@@ -73,6 +73,7 @@ class PartitionHooks:
         self._trimmed: dict[str, str] = {}
         self._turns: dict[str, int | None] = {}
         self._computed_again: dict[str, bool | None] = {}
+        self._computing_again: dict[Any, bool] = {}
         self._times: dict[str, Time] = {}
         self._followed: dict[str, str] = {}
         self._lineage = Lineage()
@@ -193,11 +194,18 @@ class PartitionHooks:
     def may_fuse(self, one: Any, other: Any) -> bool:
         """True if two scheduled nodes may be fused: where regions are exact, not across their bounds; and never what a
         backward pass computes again with what comes before that, or it is computed there, and kept."""
-        if {self._again(one), self._again(other)} == {False, True}:
+        if self._any_again() and {self._again(one), self._again(other)} == {False, True}:
             return False
         if not self.decision.exact or None in (self._turn(one), self._turn(other)):
             return True
         return (self._turn(one), self._unit(one)) == (self._turn(other), self._unit(other))
+
+    def _any_again(self) -> bool:
+        """True if the graph that is scheduled computes anything again."""
+        graph = compat.inductor_virtualized.graph.graph
+        if graph not in self._computing_again:
+            self._computing_again[graph] = any(map(compat.computed_again, graph.nodes))
+        return self._computing_again[graph]
 
     def _again(self, snode: Any) -> bool | None:
         """True if a scheduled node is computed again by a backward pass, False if what it computes comes before."""
