@@ -266,12 +266,14 @@ class _Trial:
             return Refusal("comparison-failed", "replayed: bytes beside an argument were written")
         if not self._unread_unchanged():
             return Refusal("comparison-failed", "replayed: an argument is written though no launch says so")
+        if not self.varying:
+            return replace(outcome, results=[])
         varies = zip(outcome.results, self._varies(outcome), strict=False)  # there may be outputs too few or too many
         kept = [result if decided else None for result, decided in varies]
         tensors = [output for output in kept[: len(outputs)] if isinstance(output, torch.Tensor)]
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
         room = sum(storage.nbytes() for storage in storages.values()) <= self.room
-        return replace(outcome, results=kept if room and self.varying else [])
+        return replace(outcome, results=kept if room else [])
 
     def run_rounds(self, first: Outcome | Refusal) -> Outcome | Refusal:
         """Make all runs that any rank may need, before any of them answers its call; then ``first``, the replay's

@@ -200,19 +200,15 @@ def take(args: Sequence[Any], chosen: Iterable[Block], together: Collection[Bloc
 def _place(arg: torch.Tensor, buffer: torch.Tensor, distance: int, whole: bool) -> torch.Tensor:
     """A tensor like ``arg``, filled with what ``arg`` (or its whole storage) holds. Byte ``distance`` of ``buffer``
     stands for address 0."""
+    source = span(arg, whole=whole)
+    begin = distance + source.data_ptr()
+    buffer[begin : begin + source.numel()].copy_(source)
     offset, rest = divmod(distance + arg.data_ptr(), arg.element_size())
     if rest:
         raise CaptureError("argument-misaligned", f"an address of {arg.dtype} is no multiple of its element's size")
     with torch.inference_mode(arg.is_inference()):
         view = torch.empty(0, dtype=arg.dtype, device=arg.device)
-    view.set_(buffer.untyped_storage(), offset, arg.size(), arg.stride())
-    if arg.is_floating_point() and arg.is_contiguous() and not (whole or arg.is_inference() or arg.is_neg()):
-        view.copy_(arg.detach())  # takes less time; of bool, it would make each byte 0 or 1
-        return view
-    source = span(arg, whole=whole)
-    begin = distance + source.data_ptr()
-    buffer[begin : begin + source.numel()].copy_(source)
-    return view
+    return view.set_(buffer.untyped_storage(), offset, arg.size(), arg.stride())
 
 
 # -- what a region's function refers to -------------------------------------------------------------------------------
