@@ -170,7 +170,7 @@ def _is_open(value: object) -> bool:
 
 def _is_whole(value: object) -> bool:
     """True if an object that is not looked into is told by its identity: it has nothing of its own that may change."""
-    if isinstance(value, (types.MethodType, functools.partial)):
+    if isinstance(value, (types.MethodType, functools.partial, Iterator)):
         return False
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)

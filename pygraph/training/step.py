@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
@@ -199,12 +199,15 @@ class TrainStep(Generic[P, R]):
         used = [value for each in self._used if (value := each.value()) is not None]
         known = set(map(id, Walk((self._held,)).containers))
         missing = [each for each in used if id(each) not in known and not isinstance(each, LRScheduler)]
-        if self._held is None:
+        step: Callable[P, R] = self.__wrapped__  # type: ignore[attr-defined]
+        taken = next((path for value, path in reachable(step) if isinstance(value, Iterator)), None)
+        if taken is not None:
+            said = f"and stays so, since captures would take items of {taken}, an iterator: pass them as arguments"
+        elif self._held is None:
             said = "with held=[model, optimizer], pygraph.graph captures it as it runs"
         elif missing:
             said = f"pygraph.graph captures it as it runs if held has a {type(missing[0]).__name__} as well"
         else:
-            step: Callable[P, R] = self.__wrapped__  # type: ignore[attr-defined]
             self._handed = _Handed(step, self._held, self._key, self._options, used)
             said = "from here on, pygraph.graph captures it as it runs"
         for report in reports()[-1:]:

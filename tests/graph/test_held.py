@@ -6,6 +6,7 @@ import copy
 import enum
 import functools
 import gc
+import itertools
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -449,9 +450,9 @@ def _closure(scale: float) -> Any:
     "held",
     [
         *(Slots(2.0), np.ones(1), torch.nn.Dropout().forward, [].append),
-        *(functools.partial(Holder.forward, Holder(torch.sin)), _closure(2.0)),
+        *(functools.partial(Holder.forward, Holder(torch.sin)), _closure(2.0), itertools.cycle([2.0])),
     ],
-    ids=["slots", "array", "method", "builtin", "partial", "closure"],
+    ids=["slots", "array", "method", "builtin", "partial", "closure", "iterator"],
 )
 def test_what_is_not_looked_into_is_refused(held: Any) -> None:
     graph = pygraph.graph(lambda x: x * 2, held=[held])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import logging
 import threading
 import warnings
@@ -262,6 +263,22 @@ def test_a_step_in_parts_is_captured_as_it_runs_where_its_state_is_known(known: 
     assert replays_of("callable") == (6 if known else 0)
     notes = [note for report in pygraph.reports() for note in report.notes]
     assert ("Dynamo leaves the step in parts: from here on, pygraph.graph captures it as it runs" in notes) == known
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_step_in_parts_that_takes_items_of_an_iterator_is_left_to_dynamo() -> None:
+    """A capture would take items that no step uses."""
+    ours, theirs = (setup(OPTIMIZERS["sgd"], InParts) for _ in range(2))
+
+    def scaled(of: Setup) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        scales, inner = itertools.count(1.0), basic(of)
+        return lambda x, y: inner(x * next(scales), y)
+
+    step = pygraph.train_step(scaled(ours), held=[ours.model, ours.optimizer])
+    assert_equal_training(step, scaled(theirs), ours, theirs, steps=6)
+    assert not any(report.kind == "callable" for report in pygraph.reports())
+    notes = [note for report in pygraph.reports() for note in report.notes]
+    assert any(note.endswith("items of scales, an iterator: pass them as arguments") for note in notes)
 
 
 @pytest.mark.usefixtures("fresh")
