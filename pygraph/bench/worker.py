@@ -185,7 +185,8 @@ def what_was_captured() -> dict[str, Any]:
         orders = map(asdict, record.orders if record is not None else ())
         notes = list(record.notes if record is not None else ())
         regions.append({"state": region.state, "why": region.why, "orders": list(orders), "notes": notes})
-    coverage = {"share": summary.coverage, "captures": summary.captures, "replays": summary.replays}
+    counts = {"launches": summary.launches, "captures": summary.captures, "replays": summary.replays}
+    coverage = {"share": summary.coverage, **counts}
     return {"coverage": coverage, "regions": regions, "given_up": [r.error for r in reports if r.error is not None]}
 
 

@@ -72,4 +72,5 @@ def test_a_script_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert 0 < ours["host_us"]["median"] <= ours["wall_us"]["median"]
     assert ours["coverage"]["share"] == 1.0
     assert ours["coverage"]["replays"] > 30
+    assert ours["coverage"]["launches"] > 0
     assert "| train (script) | " in result.stdout
