@@ -16,6 +16,7 @@ leaves in parts, for an LSTM, and whose state is known, is captured as it runs i
 from __future__ import annotations
 
 import functools
+import io
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
@@ -200,7 +201,7 @@ class TrainStep(Generic[P, R]):
         known = set(map(id, Walk((self._held,)).containers))
         missing = [each for each in used if id(each) not in known and not isinstance(each, LRScheduler)]
         step: Callable[P, R] = self.__wrapped__  # type: ignore[attr-defined]
-        taken = next((path for value, path in reachable(step) if isinstance(value, Iterator)), None)
+        taken = next((path for value, path in reachable(step) if _gives_items(value)), None)
         if taken is not None:
             said = f"and stays so, since captures would take items of {taken}, an iterator: pass them as arguments"
         elif self._held is None:
@@ -216,6 +217,11 @@ class TrainStep(Generic[P, R]):
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """As a function in a class: bound to ``instance``."""
         return self if instance is None else types.MethodType(self, instance)
+
+
+def _gives_items(value: object) -> bool:
+    """True for an iterator; files are none, though they have its methods: loggers lead to them."""
+    return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
 
 
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:

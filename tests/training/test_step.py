@@ -282,6 +282,16 @@ def test_a_step_in_parts_that_takes_items_of_an_iterator_is_left_to_dynamo() -> 
 
 
 @pytest.mark.usefixtures("fresh")
+def test_a_step_in_parts_that_leads_to_a_file_is_captured_as_it_runs() -> None:
+    ours, log = setup(OPTIMIZERS["sgd"], InParts), io.StringIO()
+    inner = basic(ours)
+    step = pygraph.train_step(lambda x, y: None if log.closed else inner(x, y), held=[ours.model, ours.optimizer])
+    for x, y in batches(5):
+        step(x, y)
+    assert replays_of("callable") > 0
+
+
+@pytest.mark.usefixtures("fresh")
 def test_a_whole_step_stays_one_program_where_its_state_is_known() -> None:
     ours, theirs = (setup(OPTIMIZERS["sgd"], one_layer) for _ in range(2))
     step = pygraph.train_step(basic(ours), held=[ours.model, ours.optimizer])
