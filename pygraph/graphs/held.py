@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import io
 import struct
 import sys
 import types
@@ -170,13 +171,18 @@ def _is_open(value: object) -> bool:
 
 def _is_whole(value: object) -> bool:
     """True if an object that is not looked into is told by its identity: it has nothing of its own that may change."""
-    if isinstance(value, (types.MethodType, functools.partial, Iterator)):
+    if isinstance(value, (types.MethodType, functools.partial)) or gives_items(value):
         return False
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
     if isinstance(value, types.FunctionType):
         return not value.__closure__
     return isinstance(value, _FUNCTIONS) or (type(value).__hash__ is not None and not _has_slots(value))
+
+
+def gives_items(value: object) -> bool:
+    """True for an iterator; files are none, though they have its methods: loggers lead to them."""
+    return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
 
 
 def _has_slots(value: object) -> bool:

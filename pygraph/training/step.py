@@ -16,9 +16,8 @@ leaves in parts, for an LSTM, and whose state is known, is captured as it runs i
 from __future__ import annotations
 
 import functools
-import io
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
@@ -26,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pygraph import compat
 from pygraph.graphs import Graph, graph
-from pygraph.graphs.held import Walk, reachable
+from pygraph.graphs.held import Walk, gives_items, reachable
 from pygraph.report.model import reports
 from pygraph.runtime.reasons import BUILDING, reason_of
 from pygraph.training.standins import Used, collected, install
@@ -82,7 +81,7 @@ def train_step(
 
     With ``held``, a step that Dynamo leaves in parts is handed to ``pygraph.graph``, whose contract it is under from
     then on: Python code runs when it is captured alone. If that refuses it, its calls keep changing, or it steps a
-    scheduler, the parts run again. Not so where several processes train together.
+    scheduler, the parts run again. Not so where several processes train together, or where it leads to an iterator.
 
     Args:
         step: a function or a method; None makes a decorator of the other arguments
@@ -201,7 +200,7 @@ class TrainStep(Generic[P, R]):
         known = set(map(id, Walk((self._held,)).containers))
         missing = [each for each in used if id(each) not in known and not isinstance(each, LRScheduler)]
         step: Callable[P, R] = self.__wrapped__  # type: ignore[attr-defined]
-        taken = next((path for value, path in reachable(step) if _gives_items(value)), None)
+        taken = next((path for value, path in reachable(step) if gives_items(value)), None)
         if taken is not None:
             said = f"and stays so, since captures would take items of {taken}, an iterator: pass them as arguments"
         elif self._held is None:
@@ -217,11 +216,6 @@ class TrainStep(Generic[P, R]):
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """As a function in a class: bound to ``instance``."""
         return self if instance is None else types.MethodType(self, instance)
-
-
-def _gives_items(value: object) -> bool:
-    """True for an iterator; files are none, though they have its methods: loggers lead to them."""
-    return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
 
 
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
