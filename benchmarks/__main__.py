@@ -55,6 +55,9 @@ _WHOLE = (*_IN_PARTS, BEST, OURS, GRAPH, WHOLE_STEP, STEP_IN_ORDER)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="[default: cuda, if there is one]")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True,
               help="Workloads that compile at once and then wait, in memory, until they are timed.")  # fmt: skip
+@click.option("--reserve", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+              help="Cores, of those that taskset allows, on which only what is timed runs: another benchmark, on "
+                   "another GPU, may use the rest.")  # fmt: skip
 @click.option("--tiny/--full", default=None, help="Small versions of the workloads.  [default: small on a CPU]")
 @click.option("--suite", default=SUITE, metavar="MODULE", help="A module with WORKLOADS of your own.")
 @click.option("--caches", type=click.Path(file_okay=False),
@@ -130,6 +133,11 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
     settings = {**{key: options[key] for key in ("blocks", "seed", "seconds")}, "device": device, "tiny": tiny}
     settings["against"] = list(against)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    cores = sorted(os.sched_getaffinity(0))
+    reserved, others = cores[: options["reserve"]], cores[options["reserve"] :]
+    if not others:
+        raise ValueError(f"--reserve {len(reserved)} leaves no core to compile on")
+    os.sched_setaffinity(0, others)
     rows: dict[str, Any] = {}
 
     def now() -> Document:
@@ -138,7 +146,12 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
 
     with tempfile.TemporaryDirectory() as scratch, working("benchmark") as step:
         bench = Bench(
-            Path(options["caches"] or scratch), device, blocks=options["blocks"], seed=options["seed"], step=step
+            Path(options["caches"] or scratch),
+            device,
+            blocks=options["blocks"],
+            seed=options["seed"],
+            step=step,
+            cores=reserved,
         )
         for program, row in each_measured(bench, programs, end, options["jobs"]):
             rows[program.name] = row

@@ -15,7 +15,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -94,6 +94,12 @@ class Process:
         if found.failure is not None:
             self.end(until)
         return found
+
+    def move(self, cores: Collection[int]) -> None:
+        """Have its threads run on ``cores``; what it has started stays where it is."""
+        for thread in Path(f"/proc/{self._process.pid}/task").glob("*"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread.name), cores)
 
     def end(self, until: float) -> None:
         """End it and whatever it started; for a moment, and before ``until``, it may do so itself."""

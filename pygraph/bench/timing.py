@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -92,10 +92,10 @@ class Group:
         result.unlink(missing_ok=True)  # of an earlier benchmark with the same caches
         spec = Spec(program.runner, program.path, program.args, side, bench.device, str(result), self._check)
         environ = {
+            "TORCHINDUCTOR_COMPILE_THREADS": str(max(len(os.sched_getaffinity(0)) // len(program.sides), 1)),
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": str(result.parent / "compiled"),
             "TRITON_CACHE_DIR": str(result.parents[1] / "triton"),
-            "TORCHINDUCTOR_COMPILE_THREADS": str(max((os.cpu_count() or 1) // len(program.sides), 1)),
             **({"PYGRAPH_LEDGER": "0", "PYGRAPH_ORDER": "program"} if self._check else {}),
         }
         return Process([*bench.command, json.dumps(asdict(spec))], environ, result.with_suffix(".log"))
@@ -160,7 +160,7 @@ class Bench:
     """Measures programs on ``device``, with ``blocks`` rounds in an order drawn from ``seed``.
 
     ``folder`` holds caches, results and logs, by program and side. ``command`` makes the command line of a process;
-    ``step`` is told what is being done.
+    ``step`` is told what is being done. Before a program is timed, its processes move to ``cores``, if there are any.
     """
 
     folder: Path
@@ -169,6 +169,7 @@ class Bench:
     seed: int = 0
     step: Callable[[str], None] = lambda _: None
     command: Sequence[str] = (sys.executable, "-m", "pygraph.bench.worker")
+    cores: Collection[int] = ()
 
     def measure(self, program: Program, end: float, share: float = math.inf) -> Measured:
         """Measure ``program`` until ``end`` (of ``time.monotonic``) at most; its ``share`` of time ends before that."""
@@ -200,6 +201,8 @@ class Bench:
 
     def _time(self, program: Program, group: Group, share: float) -> Measured:
         found = Measured(group.outcomes)
+        for process in group.alive.values() if self.cores else ():
+            process.move(self.cores)
         for side in list(group.alive):
             self.step(f"{program.name}: {side} warms up")
             group.together(_STALLED, [side], "warm", calls=program.compared, seconds=_WARM_SECONDS)

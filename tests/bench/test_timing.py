@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,14 @@ def test_each_side_has_a_cache_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
+def test_processes_that_are_timed_have_cores_of_their_own(tmp_path: Path) -> None:
+    everywhere = os.sched_getaffinity(0)
+    own = [max(everywhere)]
+    found = replace(bench(tmp_path, blocks=1), cores=own).measure(program(), soon())
+    assert {tuple(row["cores"]) for row in found.rounds[0].values()} == {tuple(own)}
+    assert os.sched_getaffinity(0) == everywhere
+
+
 def test_several_programs_compile_at_once_and_are_timed_one_after_the_other(tmp_path: Path) -> None:
     both = [program(name="one"), program(name="other")]
     found = list(bench(tmp_path, {side: {"takes": {"compile": 0.3}} for side in SIDES}).measure_all(both, soon()))

@@ -99,6 +99,13 @@ def test_results_of_another_machine_are_not_put_together() -> None:
         combine([made, {**more, "machine": {"cores": 2, "gpu": "y"}}])
 
 
+def test_a_core_is_left_to_compile_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    result = benchmarks("wrong", *OWN, "--device", "cpu", "--reserve", 2)
+    assert result.exit_code == 2
+    assert "--reserve 2 leaves no core to compile on" in result.stderr
+
+
 @pytest.mark.sweep
 def test_a_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
