@@ -235,7 +235,7 @@ _TensorVariable = _find("torch._dynamo.variables.TensorVariable", cost=_STEPS)
 _compilations = _find(
     "torch._dynamo.utils.get_compilation_metrics", cost="reports list no function that Dynamo failed at"
 )
-_UNCOMPILED = "a step that raises while Dynamo traces it runs uncompiled from then on"
+_UNCOMPILED = "a step that raises while Dynamo traces it, or is compiled too often, runs uncompiled from then on"
 _set_strategy = _find("torch._dynamo.eval_frame.set_code_exec_strategy", cost=_UNCOMPILED)
 _FrameAction = _find("torch._dynamo.types.FrameAction", cost=_UNCOMPILED)
 _FrameExecStrategy = _find("torch._dynamo.types.FrameExecStrategy", cost=_UNCOMPILED)
@@ -479,6 +479,18 @@ def run_compiled(code: CodeType) -> None:
     """Have ``code`` run by the programs that Dynamo has of it, and traced for others. A trace that fails ends both."""
     if not any(map(absent, (_set_strategy, _FrameAction, _FrameExecStrategy))):
         _set_strategy(code, _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT))
+
+
+def beyond_limit(code: CodeType) -> bool:
+    """True if Dynamo has given ``code`` up, having compiled it too often: for other values it runs uncompiled. So would
+    all that it calls, which is compiled from now on."""
+    place, latest = (code.co_filename, code.co_firstlineno), compilations()
+    frames = [(str(each.compile_id).partition("/")[0], each) for each in latest]
+    own = {frame for frame, each in frames if (each.co_filename, each.co_firstlineno) == place}
+    given_up = any("recompile limit" in (each.fail_reason or "") and frame in own for frame, each in frames)
+    if given_up and not any(map(absent, (_set_strategy, _FrameAction, _FrameExecStrategy))):
+        _set_strategy(code, _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.DEFAULT))
+    return given_up
 
 
 def declaration(target: Any) -> str:

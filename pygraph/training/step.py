@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -157,6 +158,9 @@ class TrainStep(Generic[P, R]):
         self._taken_back = False
         own = _own_code(step)
         self._compiled = torch.compile(own, backend="pygraph", options=self._options, fullgraph=fullgraph)
+        self._traces = Counter[types.CodeType]()
+        self._often: set[types.CodeType] = set()
+        self._given_up = False
         self._used: list[Used] = []
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -187,8 +191,16 @@ class TrainStep(Generic[P, R]):
                 reports()[-1].notes += sorted(left)
             for used in self._used:
                 used.after()
-        if call.traced and not call.whole and not self._taken_back:
-            self._hand_over()
+        if call.traced:
+            self._traces.update(call.codes)
+            self._often |= {code for code in call.codes if self._traces[code] >= compat.dynamo_config.recompile_limit}
+            if not (call.whole or self._taken_back or self._given_up):
+                self._hand_over()
+        for code in tuple(self._often) if not call.traced else ():
+            if compat.beyond_limit(code):
+                self._often, self._given_up = self._often - {code}, True
+                said = f"Dynamo has compiled {code.co_name} {self._traces[code]} times: from here on it runs in parts"
+                reports()[-1].notes.append(said)
         return result
 
     def _hand_over(self) -> None:

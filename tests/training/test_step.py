@@ -7,6 +7,7 @@ import io
 import itertools
 import logging
 import threading
+import types
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -289,6 +290,38 @@ def test_a_step_in_parts_that_leads_to_a_file_is_captured_as_it_runs() -> None:
     for x, y in batches(5):
         step(x, y)
     assert replays_of("callable") > 0
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_step_that_dynamo_compiles_too_often_goes_on_in_parts(inner: bool) -> None:
+    """The model is compiled then, also where a part behind a graph break varies; captures, which know nothing of the
+    name, do not take it over."""
+    ours, theirs = (setup(model=one_layer) for _ in range(2))
+    mode = types.SimpleNamespace(name="")
+
+    def varied(of: Setup) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if inner and of is ours:
+                torch._dynamo.graph_break()
+            loss = nn.functional.mse_loss(of.model(x * 2 if mode.name.endswith("1") else x), y)
+            loss.backward()
+            of.optimizer.step()
+            of.optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    def rename(_: Setup, index: int) -> None:
+        mode.name = f"name{index}"
+
+    step = pygraph.train_step(varied(ours), held=None if inner else [ours.model, ours.optimizer])
+    with torch._dynamo.config.patch(recompile_limit=3):
+        assert_equal_training(step, varied(theirs), ours, theirs, steps=14, after=rename)
+    assert ours.replays >= 6
+    notes = [note for report in pygraph.reports() for note in report.notes]
+    assert sum("3 times: from here on it runs in parts" in note for note in notes) == 1
+    assert not any(report.kind == "callable" for report in pygraph.reports())
 
 
 @pytest.mark.usefixtures("fresh")
