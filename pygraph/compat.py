@@ -174,6 +174,9 @@ inductor_virtualized = _find("torch._inductor.virtualized.V")
 _REORDER = "operators are not reordered for fewer regions"
 estimate_peak_memory = _find("torch._inductor.memory.estimate_peak_memory", cost=_REORDER)
 prepare_planning_info = _find("torch._inductor.memory.prepare_planning_info", cost=_REORDER)
+memory_timeline = _find(
+    "torch._inductor.memory.compute_memory_timeline", cost="what is checkpointed may be computed again early, and kept"
+)
 for _name in (
     "_codegen",
     "_codegen_partition_wrapper",

@@ -15,13 +15,14 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, NamedTuple
 
+import networkx as nx
 import torch
 
 from pygraph import compat
@@ -116,7 +117,7 @@ class PartitionHooks:
     def arrange(self, snodes: list[Any]) -> list[Any]:
         """The order in which the program runs."""
         if not self.decision.exact:
-            return self.wait_late(self.reorder(snodes))
+            return self.wait_late(self.reorder(self.compute_again_late(snodes)))
         snodes = self.wait_late(snodes)
         before = self._predecessors(snodes)
         wanted = list(map(self._turn, snodes))
@@ -144,6 +145,27 @@ class PartitionHooks:
             return snodes
         chosen = [snodes[i] for i in order]
         return chosen if _memory_allows(snodes, chosen) else snodes
+
+    def compute_again_late(self, snodes: list[Any]) -> list[Any]:
+        """The order in which nodes were lowered, in which a backward pass computes again what it needs next, but with
+        nodes that let go of as much as they take, such as updates of parameters, as soon as they can be; ``snodes``, if
+        that takes as much memory. Inductor's own orders prefer what takes little, and so compute all layers again."""
+        if not self._any_again() or any(map(compat.absent, (compat.prepare_planning_info, compat.memory_timeline))):
+            return snodes
+        before = self._predecessors(snodes)
+        order: nx.DiGraph[int] = nx.DiGraph((source, step) for step, found in enumerate(before) for source in found)
+        order.add_nodes_from(range(len(snodes)))
+
+        def listed(early: Collection[int] = ()) -> list[int]:
+            keys = [(step not in early, snode.min_order) for step, snode in enumerate(snodes)]
+            return list(nx.lexicographical_topological_sort(order, keys.__getitem__))
+
+        _, freeable, outputs = _planning(snodes)
+        lowered = listed()
+        growth, _ = _growth([snodes[step] for step in lowered], freeable, outputs)
+        chosen = [snodes[step] for step in listed({s for s, n in zip(lowered, growth, strict=True) if n <= 0})]
+        (_, peak), (_, lower) = (_growth(each, freeable, outputs) for each in (snodes, chosen))
+        return chosen if lower < peak else snodes
 
     def wait_late(self, snodes: list[Any]) -> list[Any]:
         """An order in which what waits for collectives that were sent early, and all that follows from that, comes
@@ -685,15 +707,36 @@ def _memory_allows(before: list[Any], after: list[Any]) -> bool:
     """True if Inductor's estimate of peak memory after reordering is within ``MEMORY_BUDGET``. False without one."""
     if compat.absent(compat.prepare_planning_info) or compat.absent(compat.estimate_peak_memory):
         return False
-    graph = compat.inductor_virtualized.graph
-    scheduler = graph.scheduler
-    outputs = type(before[0].unmet_dependencies)(graph.get_output_names())
-    inputs = type(outputs)(graph.graph_inputs.keys())
-    peak, freeable = compat.prepare_planning_info(
-        before, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs
-    )
+    peak, freeable, outputs = _planning(before)
     reordered, _ = compat.estimate_peak_memory(after, freeable, outputs)
     return bool(reordered <= peak * MEMORY_BUDGET)
+
+
+def _planning(snodes: list[Any]) -> tuple[int, Any, Any]:
+    """Inductor's estimate of peak memory, inputs that may be let go of, and the names of outputs."""
+    graph = compat.inductor_virtualized.graph
+    scheduler = graph.scheduler
+    outputs = type(snodes[0].unmet_dependencies)(graph.get_output_names())
+    inputs = type(outputs)(graph.graph_inputs.keys())
+    peak, freeable = compat.prepare_planning_info(
+        snodes, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs
+    )
+    return peak, freeable, outputs
+
+
+def _growth(snodes: list[Any], freeable: Any, outputs: Any) -> tuple[list[int], int]:
+    """By how many bytes intermediates grow with each node, and their peak. What a fused node makes for itself alone
+    takes none, whatever Inductor's estimate says."""
+    taken, freed = [0] * len(snodes), [0] * len(snodes)
+    lives, _, _ = compat.memory_timeline(snodes, freeable, outputs)
+    for life in lives:
+        if life.start_step != life.end_step:
+            taken[life.start_step] += life.size_alloc
+            if life.end_step >= 0:  # no output
+                freed[life.end_step] += life.size_free
+    growth = [more - less for more, less in zip(taken, freed, strict=True)]
+    held = accumulate(growth, initial=0)
+    return growth, max(map(operator.add, held, taken))
 
 
 def _origins(part: Any) -> list[Any]:

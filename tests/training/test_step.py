@@ -20,6 +20,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import pygraph
+from pygraph.inductor.partition_hooks import PartitionHooks, _growth, _planning
 from pygraph.program.program import Program
 from pygraph.runtime.life import Lives
 from pygraph.runtime.variants import Variant
@@ -118,6 +119,9 @@ def test_parameters_change_their_groups() -> None:
     assert ours.replays >= 6
 
 
+WIDE = 64
+
+
 class Checkpointed(nn.Module):
     """Attention and dropout, computed again in the backward pass."""
 
@@ -181,6 +185,45 @@ def test_a_checkpointed_part_is_computed_again(monkeypatch: pytest.MonkeyPatch) 
     before = {name.removesuffix(end) for name in again}
     assert len(again) > 5
     assert not any(names & again and names & before for names in kernels), "no kernel computes both"
+
+
+class Blocks(nn.Module):
+    """Checkpointed blocks in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, WIDE), nn.Linear(WIDE, CLASSES)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDE, 3 * WIDE), nn.Tanh(), nn.Linear(3 * WIDE, WIDE)) for _ in range(5)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        made: torch.Tensor = self.last(x)
+        return made
+
+
+def test_checkpointed_parts_are_computed_again_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's own order computes them again all at once."""
+    peaks: list[int] = []
+    compute_late = PartitionHooks.compute_again_late
+
+    def told(hooks: PartitionHooks, snodes: list[Any]) -> list[Any]:
+        _, freeable, outputs = _planning(snodes)
+        peaks.append(_growth(snodes, freeable, outputs)[1])
+        return compute_late(hooks, snodes)
+
+    monkeypatch.setattr(PartitionHooks, "compute_again_late", told)
+    ours, theirs = (setup(OPTIMIZERS["nesterov"], Blocks) for _ in range(2))
+    step, eager = pygraph.train_step(basic(ours), options={"order": "program"}), basic(theirs)
+    for x, y in batches(4, batch=256):
+        torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-4, atol=1e-5)
+        assert_same_state(ours, theirs)
+    (region,) = pygraph.reports()[-1].regions
+    assert region.record is not None
+    assert region.record.workspace_bytes < 0.8 * peaks[0]
 
 
 class Own(torch.optim.SGD):
