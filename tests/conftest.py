@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import hypothesis
 import pytest
 
 from pygraph.cache import user_dir
@@ -28,6 +29,11 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # A thread of OpenMP spins while it waits for one that has no core: with a worker of pytest's on each core, that is most
 # of the time of small operators. Tests of kernels on several threads ask Inductor for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes to draw and to run is the machine's affair, and other work's beside it.
+_SLOW = hypothesis.HealthCheck.too_slow
+hypothesis.settings.register_profile("any-machine", deadline=None, suppress_health_check=[_SLOW])
+hypothesis.settings.load_profile("any-machine")
 
 _numbers = itertools.count()
 

@@ -165,7 +165,7 @@ def test_what_is_no_text_and_what_is_no_file(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=60), st.integers(0, len(GRAPH)), st.integers(0, 40))
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_text_ends_in_a_traceback(inserted: str, at: int, dropped: int) -> None:
     result = run("opt", "-", stdin=(GRAPH[:at] + inserted + GRAPH[at + dropped :]).encode("utf-8", "replace"))
     assert result.exit_code in (0, 1)

@@ -21,7 +21,7 @@ WALL = {"eager": 400.0, "default": 200.0, "reduce-overhead": 125.0, "pygraph": 1
 times = st.floats(min_value=1e-3, max_value=1e6)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(times, min_size=1, max_size=40))
 def test_a_median_lies_within_its_interval_in_any_order(found: list[float]) -> None:
     low, high, confidence = median_interval(found)

@@ -96,7 +96,7 @@ NESTED = st.recursive(
 
 
 @given(NESTED)
-@budget(deadline=None, max_examples=100)
+@budget(max_examples=100)
 def test_structures_go_there_and_back(arg: Any) -> None:
     assert repr(back(to_ir(arg))) == repr(arg)
 

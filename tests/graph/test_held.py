@@ -149,7 +149,7 @@ def test_another_structure_is_another_entry(name: str) -> None:
     assert graph.record.captures == captures + (name != "untied")
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from([*CHANGES, "call", "call", "call"]), min_size=5, max_size=30))
 def test_any_order_of_changes_and_calls(steps: list[str]) -> None:
     model = Model()

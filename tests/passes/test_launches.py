@@ -75,7 +75,7 @@ def test_the_pipeline_makes_what_captures_get_by_default(name: str, order: str) 
     assert [f"{one.name}: {one.notes[0]}" for one in ran.passes] == list(DEFAULT_PASSES(program, order).notes)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     recordings(),
     st.sampled_from(["program", "dependences"]),

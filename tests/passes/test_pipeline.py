@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from typing import ClassVar, Literal
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pygraph.errors import OptionError, ParseError
@@ -154,7 +154,6 @@ RICH = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # the first text takes a second, beside other work
 @given(st.lists(RICH | st.just(Plain()) | st.builds(Demanding, st.integers(min_value=0)), max_size=4).map(tuple))
 def test_parse_undoes_print(passes: tuple[Pass, ...]) -> None:
     text = print_pipeline(passes)

@@ -22,7 +22,7 @@ def is_topological(order: tuple[int, ...], before: list[list[int]]) -> bool:
     return all(place[p] < place[i] for i, sources in enumerate(before) for p in sources)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(dags())
 def test_no_topological_order_has_fewer_runs(dag: tuple[list[Kind], list[list[int]]]) -> None:
     kinds, before = dag
@@ -36,7 +36,7 @@ def test_no_topological_order_has_fewer_runs(dag: tuple[list[Kind], list[list[in
     assert len(runs([kinds[i] for i in order])) == best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from([Kind.LAUNCHES, Kind.OUTSIDE, Kind.EAGER]), max_size=12))
 def test_runs_begin_and_end_with_launches_and_are_as_long_as_can_be(kinds: list[Kind]) -> None:
     text = "".join({Kind.LAUNCHES: "l", Kind.OUTSIDE: "o", Kind.EAGER: "e"}[kind] for kind in kinds)
@@ -61,7 +61,7 @@ def drawn(draw: st.DrawFn) -> tuple[list[int | None], list[int | None], list[lis
     return turns, regions, [[p for p in range(i) if draw(st.integers(0, 3)) == 0] for i in range(len(turns))]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(drawn())
 def test_times_follow_dependences_and_no_unit_spans_two(case: tuple[list[int | None], ...]) -> None:
     turns, units, before = case

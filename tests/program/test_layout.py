@@ -36,7 +36,7 @@ def lower_bound(items: list[Lifetime]) -> int:
     return max(aligned([item for item in items if item.first <= launch <= item.last]) for launch in range(10))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(lives(st.integers(0, 1000)))
 def test_what_is_alive_together_never_overlaps(items: list[Lifetime]) -> None:
     layout = pack(items, 64)
@@ -50,7 +50,7 @@ def test_what_is_alive_together_never_overlaps(items: list[Lifetime]) -> None:
         assert apart or not meets(a, b) or not a.nbytes or not b.nbytes
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(lives(st.just(100)))
 def test_equal_sizes_are_packed_exactly(items: list[Lifetime]) -> None:
     assert pack(items, 64).nbytes == lower_bound(items)
@@ -97,7 +97,7 @@ def test_outputs_and_untouched_allocations_take_no_workspace() -> None:
 # -- branches ----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(branched(), st.data())
 def test_intermediates_share_bytes_only_if_one_is_done_with_before_the_other(
     graph: Branched, data: st.DataObject

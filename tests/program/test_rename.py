@@ -157,7 +157,7 @@ def run(program: Program, sequence: Sequence[int]) -> list[Any]:
     return [memory.get((key, byte)) for key in shown for byte in range(8)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(st.lists(USE, min_size=1, max_size=3), min_size=2, max_size=10), st.booleans(), st.randoms())
 def test_replays_in_any_order_mean_the_same(launches: list[Any], returns: bool, drawn: random.Random) -> None:
     """The first launch writes all of them: what nobody wrote, no replay knows."""

@@ -218,7 +218,7 @@ def with_uses(graph: Branched, uses: list[set[int]], nbytes: int) -> Program:
 chains = st.integers(16, 32).map(lambda count: Branched(count, frozenset((i, i + 1) for i in range(count - 1))))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.one_of(branched(), chains), st.data())
 def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.DataObject) -> None:
     """In one segment by the graph's edges; from one segment to the next by the order of their launches."""
@@ -255,7 +255,7 @@ def test_a_workspace_is_cut_between_intermediates() -> None:
     assert small == (3 * MB, {3: 0, 5: MB}), "what is small goes together"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 90)), max_size=24), st.integers(0, 4))
 def test_pieces_put_together_are_the_workspace(places: list[tuple[int, int]], more: int) -> None:
     sizes = {index: nbytes * MB for index, (_, nbytes) in enumerate(places)}
@@ -273,7 +273,7 @@ def test_pieces_put_together_are_the_workspace(places: list[tuple[int, int]], mo
     assert not any(before and after for before, after in pairwise(small))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 40), max_size=24))
 def test_large_intermediates_side_by_side_are_pieces_without_a_byte_more(quarters: list[int]) -> None:
     """One of torch's cached blocks that held such a tensor once can hold it again."""

@@ -53,7 +53,7 @@ def test_passes_make_the_same_of_a_parsed_program(name: str) -> None:
         assert print_program(DEFAULT_PASSES(parsed, order)) == print_program(DEFAULT_PASSES(program, order))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(made_up())
 def test_whatever_a_program_holds_comes_back(program: Program) -> None:
     parsed = assert_round_trip(program)

@@ -68,7 +68,7 @@ def test_what_the_default_passes_make_is_right(name: str, order: str) -> None:
     verify(DEFAULT_PASSES(replace(CAPTURED[name](), steps=()), order))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(made_up())
 def test_made_up_programs_are_right(made: Program) -> None:
     made = with_steps(made)
@@ -727,7 +727,7 @@ def test_an_allocation_that_begins_anew_at_the_wrong_launch_is_named(number: int
     assert (caught.value.rule, caught.value.detail) == ("renamed", f"renamed: {message}")
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(made_up(), st.data())
 def test_intermediates_share_bytes_exactly_where_all_launches_of_one_wait_for_the_others(
     made: Program, data: st.DataObject
@@ -757,7 +757,7 @@ def test_intermediates_share_bytes_exactly_where_all_launches_of_one_wait_for_th
         assert caught.value.rule == "layout"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(made_up(), st.data())
 def test_steps_that_skip_or_repeat_launches_are_refused(made: Program, data: st.DataObject) -> None:
     made = with_steps(made)
@@ -775,7 +775,7 @@ def test_steps_that_skip_or_repeat_launches_are_refused(made: Program, data: st.
 # -- edits -------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=75)
+@settings(max_examples=75)
 @given(st.data())
 def test_an_edited_text_is_a_program_or_is_refused_with_a_reason(data: st.DataObject) -> None:
     """Whatever a person writes: no other exception comes, and what the verifier takes prints and parses back."""

@@ -30,7 +30,6 @@ OUTSIDE = "legality{forbid=[aten.sort.default,aten.copy_]},placement,partitionin
 """Sorting, and what writes inputs, is outside of every region."""
 
 EXAMPLES: dict[str, Any] = {
-    "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
 

@@ -44,7 +44,7 @@ def observe(graph: Graph) -> tuple[object, dict[str, str]]:
     return interpret(graph, trace=trace), trace
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(operator_graphs(max_nodes=20))
 def test_dependences_are_the_closure_of_conflicts_and_linear_in_number(graph: Graph) -> None:
     note(str(graph))
@@ -60,7 +60,7 @@ def test_dependences_are_the_closure_of_conflicts_and_linear_in_number(graph: Gr
     assert len(edges) == len(set(edges))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(graphs, st.data())
 def test_any_topological_order_means_the_same(graph: Graph, data: st.DataObject) -> None:
     note(str(graph))
@@ -83,7 +83,7 @@ def repeated(node: KernelNode, events: dict[str, str]) -> bool:
     return list(events.values()).count(events[node.name]) > 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(graphs, st.data())
 def test_swapping_conflicting_neighbours_is_seen(graph: Graph, data: st.DataObject) -> None:
     note(str(graph))

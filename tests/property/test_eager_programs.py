@@ -161,7 +161,7 @@ def check(program: Program, shared: Sequence[bool], **options: Any) -> tuple[Reg
     return region.record, sum(error is None for _, error, *_ in found[0])
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(programs, st.lists(st.booleans(), min_size=5, max_size=8), st.booleans())
 def test_any_program_with_eager_calls_equals_uncaptured_runs(
     program: Program, shared: list[bool], always: bool

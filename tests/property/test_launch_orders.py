@@ -109,7 +109,7 @@ def conflict(recording: Recording, slots: list[Slot], one: int, other: int) -> b
     )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(recordings())
 def test_exactly_what_conflicts_is_ordered_and_no_edge_says_what_others_say(made: tuple[Recording, list[Slot]]) -> None:
     recording, slots = made
@@ -128,7 +128,7 @@ def test_exactly_what_conflicts_is_ordered_and_no_edge_says_what_others_say(made
         assert reached == order.before[later]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(recordings(), st.integers(1, 3))
 def test_no_more_launches_run_side_by_side_than_there_are_lanes(made: tuple[Recording, list[Slot]], lanes: int) -> None:
     order = order_of(*made)
@@ -166,7 +166,7 @@ def test_a_launch_that_would_come_just_in_time_from_another_lane_gets_one_of_its
     assert in_lanes(attention, 2).lanes == (0, 0, 1, 0, 1, 1, 1, 0, 0, 1)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(recordings(), st.integers(0, 3))
 def test_memory_is_shared_by_what_is_ordered_and_by_nothing_else(
     made: tuple[Recording, list[Slot]], lanes: int
@@ -183,7 +183,7 @@ def test_memory_is_shared_by_what_is_ordered_and_by_nothing_else(
         assert abs(layout.offsets[a.index] - layout.offsets[b.index]) == (8 if meets(a, b) else 0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(recordings(), st.data())
 def test_each_edge_is_missed_by_the_proof(made: tuple[Recording, list[Slot]], data: st.DataObject) -> None:
     recording, slots = made
@@ -198,7 +198,7 @@ def test_each_edge_is_missed_by_the_proof(made: tuple[Recording, list[Slot]], da
             verify_edges(program, [edge for edge in edges if edge != left])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(recordings(), st.data())
 def test_launches_that_are_dropped_order_the_others_as_before(
     made: tuple[Recording, list[Slot]], data: st.DataObject
@@ -424,7 +424,7 @@ BRANCHED = ("mlp", "branches", "reused", "planned", "random", "draws", "cache")
 @pytest.mark.parametrize(
     "program", [n if n in BRANCHED else pytest.param(n, marks=pytest.mark.sweep) for n in PROGRAMS]
 )
-@settings(deadline=None, max_examples=5, derandomize=True)
+@settings(max_examples=5, derandomize=True)
 @given(data=st.data())
 def test_any_order_of_launches_equals_uncaptured_runs(program: str, data: st.DataObject) -> None:
     drawn = random.Random(data.draw(st.integers(0, 1 << 16), label="order"))

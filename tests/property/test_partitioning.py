@@ -48,7 +48,7 @@ def kind_of(node: KernelNode) -> Kind:
     return Kind.FREE if node.cost.launches == 0 else Kind.LAUNCHES
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(placed(14), LIMITS)
 def test_regions_hold_all_that_launches_are_adjacent_and_have_an_acyclic_quotient(
     graph: Graph, limit: int | None
@@ -112,7 +112,7 @@ def fewer_regions(kinds: Sequence[Kind], before: Lists, than: int) -> list[int] 
     return next((p for p in partitions(kinds, than - 1) if acyclic(p, before)), None)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(placed(7))
 def test_no_partition_has_fewer_regions(graph: Graph) -> None:
     kinds = [kind_of(node) for node in graph.nodes]
@@ -120,7 +120,7 @@ def test_no_partition_has_fewer_regions(graph: Graph) -> None:
     assert better is None
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(placed(14), LIMITS)
 def test_the_rest_of_the_pipeline_changes_no_membership(graph: Graph, limit: int | None) -> None:
     done = partition(graph, limit)

@@ -40,7 +40,7 @@ def run(graph: Graph, pipeline: list[Pass | str] | str, ctx: PassContext) -> Gra
     return copy
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(GRAPHS, pipelines(), CONTEXTS)
 def test_the_meaning_is_unchanged_and_the_result_has_text(
     graph: Graph, pipeline: list[Pass | str], ctx: PassContext
@@ -50,14 +50,14 @@ def test_the_meaning_is_unchanged_and_the_result_has_text(
     assert parse_graph(str(done)) == done
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(GRAPHS, CONTEXTS)
 def test_a_second_run_changes_nothing(graph: Graph, ctx: PassContext) -> None:
     once = run(graph, DEFAULT_PIPELINE, ctx)
     assert str(run(once, DEFAULT_PIPELINE, ctx)) == str(once)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(GRAPHS, st.integers(0, 5), CONTEXTS)
 def test_a_run_cut_short_and_taken_up_again_is_a_run(graph: Graph, limit: int, ctx: PassContext) -> None:
     manager = PassManager(DEFAULT_PIPELINE, bisect_limit=limit)

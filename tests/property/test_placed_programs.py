@@ -152,7 +152,7 @@ def run(graph: Graph, *passes: str | Pass, device: str = "cuda") -> Graph:
     return copy
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(mixed_graphs(), st.booleans())
 def test_the_meaning_stays_and_once_is_enough(graph: Graph, floating: bool) -> None:
     once = run(graph, "legality", Placement(floating))
@@ -161,7 +161,7 @@ def test_the_meaning_stays_and_once_is_enough(graph: Graph, floating: bool) -> N
     assert run(once, Placement(floating)) == once
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(mixed_graphs())
 def test_no_further_node_is_uncapturable(graph: Graph) -> None:
     before = run(graph, "legality")
@@ -172,7 +172,7 @@ def test_no_further_node_is_uncapturable(graph: Graph) -> None:
     assert len(now) <= len(refused)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(mixed_graphs())
 def test_verdicts_hold_and_what_stays_blocked_could_not_be_helped(graph: Graph) -> None:
     after = run(graph, "legality", "placement")
@@ -189,7 +189,7 @@ def test_verdicts_hold_and_what_stays_blocked_could_not_be_helped(graph: Graph) 
             assert capturable
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(mixed_graphs())
 def test_nothing_happens_when_the_cpu_is_captured(graph: Graph) -> None:
     before = run(graph, "legality", device="cpu")

@@ -181,7 +181,7 @@ def any_sequence(program: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@settings(deadline=None, max_examples=10, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(data=st.data())
 def test_any_sequence_of_calls_equals_uncaptured_runs(program: str, data: st.DataObject) -> None:
     any_sequence(program, data)
@@ -189,7 +189,7 @@ def test_any_sequence_of_calls_equals_uncaptured_runs(program: str, data: st.Dat
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("program", PROGRAMS)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_many_sequences_of_calls_equal_uncaptured_runs(program: str, data: st.DataObject) -> None:
     any_sequence(program, data)

@@ -19,7 +19,7 @@ PIECES = [*'(){}[]"\\', *"\n!-=,:%\0\ud800é", "%x", "^n7", "@cpu", "#t", "//", 
 PIECES += ["$(", "f32[", "after(", "None", "floor("]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(text_graphs())
 def test_print_parse_round_trip(graph: Graph) -> None:
     text = str(graph)
@@ -28,7 +28,7 @@ def test_print_parse_round_trip(graph: Graph) -> None:
         assert str(again) == text
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(dims)
 def test_expressions_round_trip(value: Dim) -> None:
     text = f"graph @g () {{ %x = f() : int({dim_text(value)}) return () }}"
@@ -50,7 +50,7 @@ def parses_or_says_why(text: str) -> None:
     assert 1 <= problem.span.column <= len(lines[problem.span.line - 1]) + 1
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_mutated_text_is_a_graph_or_a_parse_error(data: st.DataObject) -> None:
     text = SEED
@@ -62,7 +62,7 @@ def test_mutated_text_is_a_graph_or_a_parse_error(data: st.DataObject) -> None:
     parses_or_says_why(text)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.integers(0, SEED.index("} regions")).map(lambda length: SEED[:length])
     | st.text(st.characters(), max_size=40)
@@ -73,7 +73,7 @@ def test_truncated_and_random_text_is_a_parse_error(text: str) -> None:
         parse_graph(text)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.sampled_from([*PIECES, "+", "*", "/", "1", "2.5", "u0", "Mod(", "a", "1e308", "FloorDiv("]), max_size=9)
 )
@@ -81,7 +81,7 @@ def test_random_expressions_are_expressions_or_parse_errors(pieces: list[str]) -
     parses_or_says_why(f"graph @g () {{ %x = f($({' '.join(pieces)})) : int return () }}")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(["(", "[", "$(", "f(", "-", "2**", "floor(", "{"]), st.integers(50, 3000), st.booleans())
 def test_deep_nesting_never_exhausts_the_stack(opener: str, count: int, closed: bool) -> None:
     closer = {"[": "]", "{": "}"}.get(opener[-1], ")" if opener.endswith("(") else "")

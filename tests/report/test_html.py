@@ -142,7 +142,7 @@ def overlap(one: Box, other: Box) -> bool:
 
 
 @given(operator_graphs(max_nodes=25))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_graph_can_be_drawn(graph: Graph) -> None:
     PassManager("legality,placement,partitioning").run(graph)
     picture = draw(GraphReport(0, "inference", "cpu", graph))

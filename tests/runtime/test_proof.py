@@ -480,7 +480,7 @@ def test_what_watches_operators_sees_the_run_and_not_the_capture(tmp_path: Path)
     assert seen.count("aten.mul.Tensor") == 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=40))
 def test_processes_that_share_a_folder_never_use_a_kernel_that_nobody_compared(steps: list[tuple[int, int]]) -> None:
     """Two have the same kernels, one has others. A process may end at any time: it is begun anew with size 4."""

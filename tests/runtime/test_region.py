@@ -95,7 +95,7 @@ def test_an_evicted_variant_has_to_run_twice_as_often() -> None:
     assert [e.closed for e in driver.executables] == [True, True, False, False]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 5), max_size=40))
 def test_the_captures_that_were_used_last_stay(sizes: list[int]) -> None:
     region, driver = make(memory_limit=2 * BYTES)

@@ -272,7 +272,7 @@ def test_a_capture_that_is_evicted_within_its_replay_ends_it_as_ever() -> None:
     assert (region.record.captures, region.record.replays, region.record.uncaptured) == (1, 2, 4)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), max_size=60), st.integers(1, 6))
 def test_the_last_used_stay_whatever_comes(calls: list[tuple[int, int]], room: int) -> None:
     pygraph.release()

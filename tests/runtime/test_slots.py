@@ -289,7 +289,7 @@ def _write(capture: Capture, sizes: list[int], launches: list[list[Word]]) -> li
     return truth
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(programs(), st.integers(0, 4096))
 def test_discovery_finds_exactly_the_truth(program: tuple[list[int], list[list[Word]]], gap: int) -> None:
     captures = Capture(gap=64), Capture(ELSEWHERE, gap=64 + gap)
@@ -541,7 +541,7 @@ def rubbish(recorded: Capture, side: int, program: list[list[Rubbish]]) -> set[S
     return truth
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(launches())
 def test_rubbish_never_stops_a_region_and_never_hides_an_operand(program: list[list[Rubbish]]) -> None:
     truths: list[set[Slot]] = []

@@ -25,7 +25,7 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
     assert digest(tensor) == before
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 99), st.integers(1, 255), st.integers(0, 7))
 def test_the_digest_on_the_device_sees_every_byte(data: bytes, at: int, change: int, lead: int) -> None:
     tensor = torch.frombuffer(bytearray(bytes(lead) + data), dtype=torch.uint8)[lead:]
@@ -75,7 +75,7 @@ def views(draw: st.DrawFn) -> list[torch.Tensor]:
     return found
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(views(), st.sampled_from(["apart", "together", "whole"]))
 def test_copies_are_alike_but_elsewhere(args: list[torch.Tensor], how: str) -> None:
     whole = how == "whole"
@@ -154,7 +154,7 @@ def test_storages_that_overlap_are_one_block() -> None:
     assert span(low).sum() == 0
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(0, 40), st.sampled_from([0, 3, 8]), st.sampled_from([0, 5, 16]), st.integers(0, 39))
 def test_same_bytes(length: int, lead: int, other_lead: int, at: int) -> None:
     data = torch.randint(0, 256, (length,), dtype=torch.uint8)

@@ -78,7 +78,7 @@ def run(
     return region.record, driver
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 1 << 30), st.floats(1e-6, 10.0))
 def test_a_right_replay_is_accepted_however_noisy_the_region(seed: int, scale: float) -> None:
     record, driver = run(unsteady(seed, scale))
@@ -98,7 +98,7 @@ def spoiled(fn: Function, spoil: Callable[[list[Any]], None]) -> Function:
     return kernel
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 1 << 30), st.floats(1e-2, 10.0), st.integers(0, SIZE - 1))
 def test_a_replay_off_by_ten_times_the_spread_is_refused(seed: int, scale: float, at: int) -> None:
     fn = unsteady(seed, scale)

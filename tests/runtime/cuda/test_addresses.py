@@ -72,7 +72,7 @@ class Memory:
         return any(base <= address < base + nbytes for base, nbytes in self.accessible)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3 * PAGE), st.integers(0, ALIGNMENT - 1)), min_size=1, max_size=20))
 def test_allocations_are_apart_congruent_and_mapped(requests: list[tuple[int, int]]) -> None:
     memory = Memory()

@@ -40,7 +40,7 @@ def drop(
     return destroyed, added
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graph=branched(), data=st.data())
 def test_all_else_is_ordered_as_before_and_the_last_record_comes_behind_all(
     monkeypatch: pytest.MonkeyPatch, graph: Branched, data: st.DataObject

@@ -38,7 +38,7 @@ def by_definition(count: int, before: set[tuple[int, int]]) -> tuple[int, ...]:
 # -- phases -------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(branched())
 def test_phases_are_as_defined(graph: Branched) -> None:
     assert numbered(phases(graph.count, graph.edges), graph.count) == by_definition(graph.count, graph.before())
@@ -55,7 +55,7 @@ def completed_first(count: int, edges: Iterable[tuple[int, int]], early: set[tup
     return {(a // 2, b // 2) for a, b in closure(facts) if a % 2 and not b % 2}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_kernel_that_starts_early_is_not_relied_on(data: st.DataObject) -> None:
     graph = data.draw(branched())
@@ -133,7 +133,7 @@ def test_what_uses_no_memory_holds_no_phase_open() -> None:
     assert phases_of(edges, nodes, [nodes.index(n) for n in (*wait, record)]) == (0, 0, 1, 1, 2, 2, 3)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(branched(), st.data())
 def test_what_is_ordered_by_way_of_idle_nodes_is_ordered(graph: Branched, data: st.DataObject) -> None:
     idle = data.draw(st.sets(st.sampled_from(range(graph.count)))) if graph.count else set()
