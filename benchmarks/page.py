@@ -157,6 +157,16 @@ class Results:
         return cells
 
     @cached_property
+    def kinds(self) -> dict[str, str]:
+        """``training`` or ``inference``, which decoding is too, by workload."""
+        rows = {name: row for run in self.suites for name, row in run.found["workloads"].items()}
+        return {name: "training" if row["kind"] == "training" else "inference" for name, row in rows.items()}
+
+    def ratios(self, kind: str, side: str) -> list[float | None]:
+        """Those of ``torch.compile(backend="pygraph")`` over ``side``, of all workloads of a kind."""
+        return [cells[side].ratio for name, cells in self.parts.items() if self.kinds[name] == kind and side in cells]
+
+    @cached_property
     def steps(self) -> dict[str, dict[str, Cell]]:
         """Newest ratio of ``pygraph.train_step`` over each side, by workload: the median within rounds."""
         cells: dict[str, dict[str, Cell]] = {}
@@ -203,13 +213,14 @@ def megabytes(value: float | None) -> str:
 
 
 def summary(results: Results) -> list[str]:
-    lines = []
-    for side in PARTS:
-        ratio, count = mean(cells[side].ratio for cells in results.parts.values() if side in cells)
-        lines.append(line(f'`torch.compile(backend="pygraph")` over `{side}`', bold(ratio), str(count)))
+    compiled_as = '`torch.compile(backend="pygraph")`'
+    found = {f"inference: {compiled_as} over `{side}`": results.ratios("inference", side) for side in PARTS}
+    found |= {f"training, in parts: {compiled_as} over `{side}`": results.ratios("training", side) for side in PARTS}
     for side in STEPS:
-        ratio, count = mean(cells[side].ratio for cells in results.steps.values() if side in cells)
-        lines.append(line(f"`pygraph.train_step` over `{side}`", bold(ratio), str(count)))
+        steps = [cells[side].ratio for cells in results.steps.values() if side in cells]
+        found[f"training, whole: `pygraph.train_step` over `{side}`"] = steps
+    means = {words: mean(ratios) for words, ratios in found.items() if any(ratios)}
+    lines = [line(words, bold(ratio), str(count)) for words, (ratio, count) in means.items()]
     return with_head(["", "geometric mean of wall time", "workloads"], lines)
 
 
@@ -219,9 +230,8 @@ def bold(ratio: float) -> str:
 
 def compiled(results: Results, kind: str) -> list[str]:
     lines = []
-    kinds = {name: row["kind"] for run in results.suites for name, row in run.found["workloads"].items()}
     for name, cells in sorted(results.parts.items()):
-        if kinds[name] != kind or not any(cell.ratio for cell in cells.values()):
+        if results.kinds[name] != kind or not any(cell.ratio for cell in cells.values()):
             continue
         newest = results.row(name, *MEMORY) or results.row(name, OURS)
         memory = [megabytes(newest[1]["sides"].get(s, {}).get("reserved_bytes")) for s in MEMORY] if newest else []
@@ -560,21 +570,19 @@ def table(results: Results) -> str:
             used[cell.run.path] = cell.run
             shown.append(f"**{cell.text}**" if cell.lost else cell.text)
         lines.append(line(words, *shown))
-    for side in ("default", "reduce-overhead"):
-        ratio, count = mean(cells[side].ratio for cells in results.parts.values() if side in cells)
-        lines += [f"{side}: {ratio:.2f} over {count}"]
-    *rows, default, reduce = lines
     dates: dict[str, set[str]] = {}
     for run in used.values():
         dates.setdefault(run.machine, set()).add(run.date)
     where = [f"{machine}, {', '.join(sorted(found))}" for machine, found in sorted(dates.items())]
-    text = "\n".join(with_head(["workload", "over `default`", "over `reduce-overhead`"], rows))
-    means = [each.partition(": ")[2].split(" over ") for each in (default, reduce)]
-    return (
-        f"{text}\n\nWall time divided by PyGraph's (`{SUITE}`; {'; '.join(where)}).\nGeometric means: "
-        f"**{means[0][0]}** over `default` ({means[0][1]} workloads), **{means[1][0]}** over `reduce-overhead` "
-        f"({means[1][1]}).\n"
-    )
+    text = "\n".join(with_head(["workload", "over `default`", "over `reduce-overhead`"], lines))
+    means = []
+    for side in ("default", "reduce-overhead"):
+        inference, many = mean(results.ratios("inference", side))
+        steps, few = mean(cells[side].ratio for cells in results.steps.values() if side in cells)
+        means.append(f"over `{side}` **{inference:.2f}** in inference ({many}) and **{steps:.2f}** in whole training")
+        means[-1] += f" steps ({few})"
+    said = f"Wall time divided by PyGraph's (`{SUITE}`; {'; '.join(where)}). Geometric means (workloads): "
+    return f"{text}\n\n{wrapped(said + ', '.join(means) + '.')}\n"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.page import COMMITS, ROOT, Results, page, pages, with_table
+from benchmarks.page import COMMITS, ROOT, Results, page, pages, summary, with_table
 
 ROW = {"kind": "inference", "rounds": [], "sides": {}, "ratios": {}}
 
@@ -62,6 +62,17 @@ def test_a_side_that_is_wrong_has_no_figure(tmp_path: Path) -> None:
 def test_a_side_that_there_was_no_time_for_keeps_its_older_figure(tmp_path: Path) -> None:
     late = suite(2.0, "reduce-overhead", default={"status": "left out"})
     assert kept(tmp_path, a1=suite(2.5), b2=late).parts["mlp"]["default"].ratio == 2.5
+
+
+def test_means_are_by_kind_and_decoding_is_inference(tmp_path: Path) -> None:
+    found = suite(2.0)
+    row = found["workloads"]["mlp"]
+    for name, kind, ratio in (("cached", "decode", 8.0), ("trained", "training", 0.5)):
+        found["workloads"][name] = {**row, "kind": kind, "ratios": {"default": {"wall_us": {"ratio": ratio}}}}
+    results = kept(tmp_path, a1=found)
+    assert results.ratios("inference", "default") == [2.0, 8.0]
+    means = [line for line in summary(results) if "over `default`" in line]
+    assert [line.split(" | ")[1:] for line in means[:2]] == [["4.00", "2 |"], ["**0.50**", "1 |"]]
 
 
 def test_marks_lead_to_runs() -> None:
