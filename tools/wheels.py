@@ -20,6 +20,7 @@ import gzip
 import json
 import os
 import platform
+import re
 import runpy
 import shutil
 import subprocess
@@ -111,7 +112,7 @@ def run(*command: str | Path) -> str:
 
 def unpacked(requirement: str, prefixes: tuple[str, ...], work: Path) -> Path:
     """The folder in ``work`` with the files of a wheel of pip's whose names begin with one of ``prefixes``."""
-    folder = work / requirement.replace("==", "-").rstrip(".*")
+    folder = work / re.sub("=+", "-", requirement).rstrip(".*")
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=work) as scratch:
             run(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-d", scratch, requirement)
@@ -124,9 +125,10 @@ def unpacked(requirement: str, prefixes: tuple[str, ...], work: Path) -> Path:
 
 
 def torch_of(release: str, work: Path) -> Torch:
-    """A release of torch, with the headers of its CUDA. Raises ClickException for a build without CUDA."""
+    """A release of torch, with the headers of its CUDA, and not another index's build of it (``+cpu``). Raises
+    ClickException for a build without CUDA."""
     libraries = tuple(f"torch/lib/lib{name}.so" for name in LIBRARIES)
-    wheel = unpacked(f"torch=={release}", ("torch/include/", "torch/version.py", "torch-", *libraries), work)
+    wheel = unpacked(f"torch==={release}", ("torch/include/", "torch/version.py", "torch-", *libraries), work)
     folder = wheel / "torch"
     told = runpy.run_path(str(folder / "version.py"))
     if not told["cuda"]:

@@ -160,6 +160,7 @@ class TrainStep(Generic[P, R]):
         self._compiled = torch.compile(own, backend="pygraph", options=self._options, fullgraph=fullgraph)
         self._traces = Counter[types.CodeType]()
         self._often: set[types.CodeType] = set()
+        self._compilations: list[Any] = []
         self._given_up = False
         self._used: list[Used] = []
 
@@ -196,12 +197,18 @@ class TrainStep(Generic[P, R]):
             self._often |= {code for code in call.codes if self._traces[code] >= compat.dynamo_config.recompile_limit}
             if not (call.whole or self._taken_back or self._given_up):
                 self._hand_over()
-        for code in tuple(self._often) if not call.traced else ():
+        elif self._often:
+            self._go_on_in_parts()
+        return result
+
+    def _go_on_in_parts(self) -> None:
+        """Dynamo compiles no more what it has compiled too often: have what that calls compiled."""
+        known, self._compilations = self._compilations, compat.compilations()[-1:]
+        for code in self._often.copy() if self._compilations != known else ():
             if compat.beyond_limit(code):
                 self._often, self._given_up = self._often - {code}, True
                 said = f"Dynamo has compiled {code.co_name} {self._traces[code]} times: from here on it runs in parts"
                 reports()[-1].notes.append(said)
-        return result
 
     def _hand_over(self) -> None:
         """Dynamo leaves the step in parts: have later calls captured as they run, if the step's state is known."""
