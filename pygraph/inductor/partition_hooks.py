@@ -147,9 +147,9 @@ class PartitionHooks:
         return chosen if _memory_allows(snodes, chosen) else snodes
 
     def compute_again_late(self, snodes: list[Any]) -> list[Any]:
-        """The order in which nodes were lowered, in which a backward pass computes again what it needs next, but with
-        nodes that let go of as much as they take, such as updates of parameters, as soon as they can be; ``snodes``, if
-        that takes as much memory. Inductor's own orders prefer what takes little, and so compute all layers again."""
+        """An order with less memory for a graph that computes parts again: as nodes were lowered, each part right before
+        its backward pass, but what frees memory, as updates of parameters do, as soon as it can be. ``snodes`` where
+        that takes no less. Inductor's own orders for least memory compute all parts again at once."""
         if not self._any_again() or any(map(compat.absent, (compat.prepare_planning_info, compat.memory_timeline))):
             return snodes
         before = self._predecessors(snodes)
