@@ -147,7 +147,7 @@ class PartitionHooks:
         return chosen if _memory_allows(snodes, chosen) else snodes
 
     def compute_again_late(self, snodes: list[Any]) -> list[Any]:
-        """An order with less memory for a graph that computes parts again: as nodes were lowered, each part right before
+        """An order with less memory for a graph that computes parts again: as nodes were lowered, each part just before
         its backward pass, but what frees memory, as updates of parameters do, as soon as it can be. ``snodes`` where
         that takes no less. Inductor's own orders for least memory compute all parts again at once."""
         if not self._any_again() or any(map(compat.absent, (compat.prepare_planning_info, compat.memory_timeline))):
