@@ -240,6 +240,7 @@ _compilations = _find(
 )
 _UNCOMPILED = "a step that raises while Dynamo traces it, or is compiled too often, runs uncompiled from then on"
 _set_strategy = _find("torch._dynamo.eval_frame.set_code_exec_strategy", cost=_UNCOMPILED)
+_ConvertFrame = _find("torch._dynamo.convert_frame.ConvertFrame", cost=_UNCOMPILED)
 _FrameAction = _find("torch._dynamo.types.FrameAction", cost=_UNCOMPILED)
 _FrameExecStrategy = _find("torch._dynamo.types.FrameExecStrategy", cost=_UNCOMPILED)
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
@@ -336,6 +337,23 @@ def act_in_time() -> None:
         raise _RestartAnalysis(restart_reason="what is put off is needed")
 
     _OutputGraph.compile_subgraph = compile_settled
+
+
+def go_on_in_parts(gives_up: Callable[[CodeType], bool]) -> None:
+    """Where Dynamo compiles a function no more, having compiled it too often, have what the function calls compiled for
+    other values, if ``gives_up`` returns true for its code. Otherwise that would run uncompiled, too."""
+    if any(map(absent, (_ConvertFrame, _FrameAction, _FrameExecStrategy))):
+        return
+    convert, only = _ConvertFrame.__call__, _FrameAction.RUN_ONLY
+
+    def convert_or_give_up(self: Any, frame: Any, *args: Any, skip: int = 0, **kwargs: Any) -> Any:
+        result = convert(self, frame, *args, skip=skip + 1, **kwargs)
+        then = result.frame_exec_strategy
+        if then.cur_action == then.recursive_action == only and gives_up(frame.f_code):
+            result.frame_exec_strategy = _FrameExecStrategy(only, _FrameAction.DEFAULT)
+        return result
+
+    _ConvertFrame.__call__ = convert_or_give_up
 
 
 def log_once_in_traces(applies: Callable[[], bool]) -> None:
@@ -482,18 +500,6 @@ def run_compiled(code: CodeType) -> None:
     """Have ``code`` run by the programs that Dynamo has of it, and traced for others. A trace that fails ends both."""
     if not any(map(absent, (_set_strategy, _FrameAction, _FrameExecStrategy))):
         _set_strategy(code, _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT))
-
-
-def beyond_limit(code: CodeType) -> bool:
-    """True if Dynamo has given ``code`` up, having compiled it too often: for other values it runs uncompiled. So would
-    all that it calls, which is compiled from now on."""
-    place, latest = (code.co_filename, code.co_firstlineno), compilations()
-    frames = [(str(each.compile_id).partition("/")[0], each) for each in latest]
-    own = {frame for frame, each in frames if (each.co_filename, each.co_firstlineno) == place}
-    given_up = any("recompile limit" in (each.fail_reason or "") and frame in own for frame, each in frames)
-    if given_up and not any(map(absent, (_set_strategy, _FrameAction, _FrameExecStrategy))):
-        _set_strategy(code, _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.DEFAULT))
-    return given_up
 
 
 def declaration(target: Any) -> str:

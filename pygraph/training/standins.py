@@ -88,12 +88,14 @@ class Used:
 @dataclasses.dataclass(slots=True)
 class _Call:
     """A call of a step. ``trace`` is the latest that Dynamo has begun in it, and ``codes`` those that all of them began
-    in; ``config`` is set from the first on, and ``earlier`` are compilations before that."""
+    in; ``config`` is set from the first on, and ``earlier`` are compilations before that. Codes in ``given_up`` have
+    been compiled too often."""
 
     used: list[Used]
     left: set[str]
     trace: object = None
     codes: set[types.CodeType] = dataclasses.field(default_factory=set)
+    given_up: list[types.CodeType] = dataclasses.field(default_factory=list)
     config: Any = None
     earlier: Sequence[Any] = ()
     fullgraph: bool = False
@@ -148,7 +150,16 @@ def install() -> None:
     compat.keep_random_draws()
     compat.follow_backward(_average_gradients)
     compat.act_in_time()
+    compat.go_on_in_parts(_gives_up)
     compat.log_once_in_traces(lambda: getattr(_calls, "latest", None) is not None)
+
+
+def _gives_up(code: types.CodeType) -> bool:
+    """True in a call of a step, which is told of ``code``."""
+    call: _Call | None = getattr(_calls, "latest", None)
+    if call is not None:
+        call.given_up.append(code)
+    return call is not None
 
 
 def _substitute(trace: object, value: Any) -> compat.Substitution | None:

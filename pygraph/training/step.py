@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import types
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -155,13 +154,9 @@ class TrainStep(Generic[P, R]):
         self._options, self._fullgraph = dict(options or {}), fullgraph
         self._held, self._key = held, key
         self._handed: _Handed[P, R] | None = None
-        self._taken_back = False
+        self._taken_back = self._given_up = False
         own = _own_code(step)
         self._compiled = torch.compile(own, backend="pygraph", options=self._options, fullgraph=fullgraph)
-        self._traces = Counter[types.CodeType]()
-        self._often: set[types.CodeType] = set()
-        self._compilations: list[Any] = []
-        self._given_up = False
         self._used: list[Used] = []
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -192,23 +187,13 @@ class TrainStep(Generic[P, R]):
                 reports()[-1].notes += sorted(left)
             for used in self._used:
                 used.after()
-        if call.traced:
-            self._traces.update(call.codes)
-            self._often |= {code for code in call.codes if self._traces[code] >= compat.dynamo_config.recompile_limit}
-            if not (call.whole or self._taken_back or self._given_up):
-                self._hand_over()
-        elif self._often:
-            self._go_on_in_parts()
+        for code in call.given_up:
+            self._given_up = True
+            for report in reports()[-1:]:
+                report.notes.append(f"Dynamo has compiled {code.co_name} too often: from here on it runs in parts")
+        if call.traced and not (call.whole or self._taken_back or self._given_up):
+            self._hand_over()
         return result
-
-    def _go_on_in_parts(self) -> None:
-        """Dynamo compiles no more what it has compiled too often: have what that calls compiled."""
-        known, self._compilations = self._compilations, compat.compilations()[-1:]
-        for code in self._often.copy() if self._compilations != known else ():
-            if compat.beyond_limit(code):
-                self._often, self._given_up = self._often - {code}, True
-                said = f"Dynamo has compiled {code.co_name} {self._traces[code]} times: from here on it runs in parts"
-                reports()[-1].notes.append(said)
 
     def _hand_over(self) -> None:
         """Dynamo leaves the step in parts: have later calls captured as they run, if the step's state is known."""
