@@ -163,8 +163,10 @@ class Results:
         return {name: "training" if row["kind"] == "training" else "inference" for name, row in rows.items()}
 
     def ratios(self, kind: str, side: str) -> list[float | None]:
-        """Those of ``torch.compile(backend="pygraph")`` over ``side``, of all workloads of a kind."""
-        return [cells[side].ratio for name, cells in self.parts.items() if self.kinds[name] == kind and side in cells]
+        """Those over ``side`` of all workloads of a kind: of ``train_step`` for ``step``, else of torch.compile."""
+        of_kind = {name: cells for name, cells in self.parts.items() if self.kinds[name] == kind}
+        chosen = self.steps if kind == STEP else of_kind
+        return [cells[side].ratio for cells in chosen.values() if side in cells]
 
     @cached_property
     def steps(self) -> dict[str, dict[str, Cell]]:
@@ -216,9 +218,7 @@ def summary(results: Results) -> list[str]:
     compiled_as = '`torch.compile(backend="pygraph")`'
     found = {f"inference: {compiled_as} over `{side}`": results.ratios("inference", side) for side in PARTS}
     found |= {f"training, in parts: {compiled_as} over `{side}`": results.ratios("training", side) for side in PARTS}
-    for side in STEPS:
-        steps = [cells[side].ratio for cells in results.steps.values() if side in cells]
-        found[f"training, whole: `pygraph.train_step` over `{side}`"] = steps
+    found |= {f"training, whole: `pygraph.train_step` over `{side}`": results.ratios(STEP, side) for side in STEPS}
     means = {words: mean(ratios) for words, ratios in found.items() if any(ratios)}
     lines = [line(words, bold(ratio), str(count)) for words, (ratio, count) in means.items()]
     return with_head(["", "geometric mean of wall time", "workloads"], lines)
@@ -464,7 +464,8 @@ the [run](#runs). Each figure is the newest one that was measured, whatever vers
   do not count, synchronises at both ends, and lasts at least 20 ms.
 - **Ratios are taken within rounds**: the median, ± half of its 95 % interval from order statistics.
 - **Results are first compared with eager's.** A side with wrong results is not timed.
-- **In the runs `suite-…`**, a process that is timed has three cores to itself, while others may compile on the rest.
+- **In the runs `suite-…`, `steps-suite…` and `steps-checkpointed`**, a process that is timed has three cores to itself
+  (`--reserve`), while others may compile on the rest.
 - **Kernels are configured alike**: all sides use the Triton configurations that the first one chose.
 
 | side | |
@@ -577,10 +578,9 @@ def table(results: Results) -> str:
     text = "\n".join(with_head(["workload", "over `default`", "over `reduce-overhead`"], lines))
     means = []
     for side in ("default", "reduce-overhead"):
-        inference, many = mean(results.ratios("inference", side))
-        steps, few = mean(cells[side].ratio for cells in results.steps.values() if side in cells)
-        means.append(f"over `{side}` **{inference:.2f}** in inference ({many}) and **{steps:.2f}** in whole training")
-        means[-1] += f" steps ({few})"
+        (parts, many), (steps, few) = (mean(results.ratios(kind, side)) for kind in ("inference", STEP))
+        told = f"**{parts:.2f}** in inference ({many}) and **{steps:.2f}** in whole training steps ({few})"
+        means.append(f"over `{side}` {told}")
     said = f"Wall time divided by PyGraph's (`{SUITE}`; {'; '.join(where)}). Geometric means (workloads): "
     return f"{text}\n\n{wrapped(said + ', '.join(means) + '.')}\n"
 

@@ -187,10 +187,10 @@ class TrainStep(Generic[P, R]):
                 reports()[-1].notes += sorted(left)
             for used in self._used:
                 used.after()
-        for code in call.given_up:
-            self._given_up = True
-            for report in reports()[-1:]:
-                report.notes.append(f"Dynamo has compiled {code.co_name} too often: from here on it runs in parts")
+            for code in call.given_up:  # captures, which watch less than Dynamo does, are not to take it over
+                self._given_up = True
+                for report in reports()[-1:]:
+                    report.notes.append(f"Dynamo has compiled {code.co_name} too often: from here on it runs in parts")
         if call.traced and not (call.whole or self._taken_back or self._given_up):
             self._hand_over()
         return result

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.distributed.processes import Rank
 
 SECONDS = 180.0
-"""What a check may take, which compiles from empty caches, beside other work."""
+"""The longest that a check takes, which compiles from empty caches, beside other work."""
 
 
 def main(number: int, size: int, store: str, names: str, device: str = "cpu") -> None:

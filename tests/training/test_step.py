@@ -11,7 +11,7 @@ import types
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -370,8 +370,12 @@ def test_a_step_that_dynamo_compiles_too_often_goes_on_in_parts(inner: bool) -> 
 
         return step
 
-    def rename(_: Setup, index: int) -> None:
+    def rename(of: Setup, index: int) -> None:
         mode.name = f"name{index}"
+        if index == 2:  # no fourth program: Python runs the step, and raises
+            with pytest.raises(AttributeError, match="size"):
+                step(batches(1)[0][0], cast("Any", None))
+            of.optimizer.zero_grad()
 
     step = pygraph.train_step(varied(ours), held=None if inner else [ours.model, ours.optimizer])
     with torch._dynamo.config.patch(recompile_limit=3):
