@@ -496,10 +496,9 @@ _NOTES = {
 }
 
 
-def pages(results: Results | None = None, readme: str | None = None) -> dict[Path, str]:
-    """Texts of the generated files. ``readme`` is the README whose table is replaced (default: the file's text)."""
-    results = results or Results()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8") if readme is None else readme
+def pages() -> dict[Path, str]:
+    """Texts of the generated files."""
+    results, readme = Results(), (ROOT / "README.md").read_text(encoding="utf-8")
     return {
         ROOT / "docs" / "results.md": page(results),
         ROOT / "docs" / "timeline.svg": picture(results),

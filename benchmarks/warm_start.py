@@ -88,8 +88,8 @@ def encoder(dropout: float = 0.0) -> nn.Module:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
-def sampler(logits: torch.Tensor, temperature: float = 0.7) -> torch.Tensor:
-    top, index = (logits / temperature).topk(20)
+def sampler(logits: torch.Tensor) -> torch.Tensor:
+    top, index = (logits / 0.7).topk(20)
     return index.gather(-1, top.softmax(-1).cumsum(-1).argmax(-1, keepdim=True))
 
 

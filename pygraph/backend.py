@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from pygraph import compat
-from pygraph.dump import dump_program, graph_dir, saving_inputs, trace_report
+from pygraph.dump import Boxed, dump_program, graph_dir, saving_inputs, trace_report
 from pygraph.errors import CaptureError, OptionError, PassError
 from pygraph.frontend.location import GraphOrigin, common_module, origin_of
 from pygraph.inductor.emitted import program_record
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from pygraph.passes.manager import PassManager, PipelineResult
 
 _log = logging.getLogger("pygraph")
-
-Boxed = Callable[[list[Any]], Any]
-"""A compiled program, or one region of it: takes its arguments in a list, which it clears."""
 
 
 # -- torch.compile -----------------------------------------------------------------------------------------------------

@@ -227,9 +227,7 @@ _FusedNode = _find("torch._inductor.scheduler.FusedSchedulerNode", cost=_FOREACH
 _SchedulerNode = _find("torch._inductor.scheduler.SchedulerNode", cost=_FOREACH)
 disable_dynamo = _find("torch._dynamo.disable", cost="`pygraph.train_step` raises")
 innermost_fn = _find("torch._dynamo.eval_frame.innermost_fn", cost=_STEPS)
-global_step_hooks = tuple(
-    _find(f"torch.optim.optimizer._global_optimizer_{_name}_hooks", cost=_STEPS) for _name in ("pre", "post")
-)
+global_step_hooks = tuple(_find(f"torch.optim.optimizer._global_optimizer_{_name}_hooks") for _name in ("pre", "post"))
 _AttrSource = _find("torch._dynamo.source.AttrSource", cost=_STEPS)
 _VariableBuilder = _find("torch._dynamo.variables.builder.VariableBuilder", cost=_STEPS)
 _install_guard = _find("torch._dynamo.guards.install_guard", cost=_STEPS)
@@ -780,7 +778,6 @@ function_modes = _find("torch.overrides._get_current_function_mode_stack")
 DeviceContext = _find("torch.utils._device.DeviceContext")
 saved_tensor_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks")
 _hooks_of_modules = _find("torch.nn.modules.module._has_any_global_hook")
-_hooks_of_optimizers = [_find(f"torch.optim.optimizer._global_optimizer_{name}_hooks") for name in ("pre", "post")]
 global_hooks: list[dict[Any, Any]] = [
     table
     for module in map(_find, ("torch.nn.modules.module", "torch.optim.optimizer"))
@@ -793,7 +790,7 @@ _forward_ad = _find("torch.autograd.forward_ad")
 
 def has_global_hooks() -> bool:
     """True if there are hooks of all modules, or of all optimizers."""
-    return bool(_hooks_of_modules() or any(_hooks_of_optimizers))
+    return bool(_hooks_of_modules() or any(global_step_hooks))
 
 
 def forward_level() -> int:

@@ -30,6 +30,7 @@ INPUTS = "inputs.pt"
 _INPUTS_LIMIT = 2**30
 
 Boxed = Callable[[list[Any]], Any]
+"""A compiled program, or one region of it: takes its arguments in a list, which it clears."""
 
 _dumped: deque[tuple[Path, GraphReport]] = deque(maxlen=256)
 """Dumps to write again at exit, when the reports know what was replayed."""

@@ -27,7 +27,7 @@ import torch
 from pygraph.compat import tree_leaves, tree_map
 from pygraph.errors import OptionError, first_line
 from pygraph.logs import working
-from pygraph.report.facts import Quantity, plural
+from pygraph.report.facts import bytes_text, plural
 from pygraph.runtime import live
 from pygraph.runtime.asked import Met, asking
 from pygraph.runtime.critical import capturing
@@ -137,17 +137,13 @@ class Prepared:
         lines = [f"captured {len(self.captured)} of {plural(total, 'size')} in {self.seconds:.1f} s: {sizes}"]
         lines += [f"not captured: {_text(size)}: {first_line(why)}" for size, why in self.refused.items()]
         before, after = asdict(self.before), asdict(self.after)
-        memory = [f"{name} {_bytes(before[name])} → {_bytes(after[name])}" for name in after if after[name]]
+        memory = [f"{name} {bytes_text(before[name])} → {bytes_text(after[name])}" for name in after if after[name]]
         lines += [f"memory: {', '.join(memory)}"] if memory else []
         return "\n".join(lines)
 
 
 def _numbers_of(size: Any) -> tuple[int, ...]:
     return tuple(number for each in size for number in (_numbers_of(each) if isinstance(each, tuple) else (each,)))
-
-
-def _bytes(nbytes: int) -> str:
-    return Quantity(nbytes).text("bytes")
 
 
 def _text(size: Size) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pygraph.preparation import prepare
-from pygraph.report.facts import Quantity
+from pygraph.report.facts import bytes_text
 from pygraph.runtime import live
 from pygraph.settings import bytes_of
 
@@ -60,15 +60,11 @@ class SessionMemory:
 
     def __str__(self) -> str:
         rows = [
-            f"{name}: {region.captures} captured, {_text(region.instances)}, {_text(region.workspace)} in a replay"
-            for name, region in self.regions.items()
+            f"{name}: {each.captures} captured, {bytes_text(each.instances)}, {bytes_text(each.workspace)} in a replay"
+            for name, each in self.regions.items()
         ]
-        limit = "" if self.limit is None else f" of {_text(self.limit)}"
-        return "\n".join([*rows, f"in all: {_text(self.instances)}{limit}"])
-
-
-def _text(nbytes: int) -> str:
-    return Quantity(nbytes).text("bytes")
+        limit = "" if self.limit is None else f" of {bytes_text(self.limit)}"
+        return "\n".join([*rows, f"in all: {bytes_text(self.instances)}{limit}"])
 
 
 class Session:

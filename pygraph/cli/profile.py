@@ -27,8 +27,8 @@ def profile(
     The script runs twice, as under 'pygraph bench': torch.compile compiles with PyGraph, whatever backend, mode or
     options it gives, and a call is the time from one call of an outermost compiled callable to the next: a training
     step, where a step calls one. The first time, no region is captured, and a callable under pygraph.graph runs as it
-    is; the second time, what measured selection would leave off is replayed, too. Once it is warm, calls run under
-    torch.profiler. It has to make about 20 + 2 × calls calls, and is ended when enough was seen.
+    is; the second time, all are captured, whether captures pay or not. Once it is warm, calls run under torch.profiler.
+    It has to make about 20 + 2 × calls calls, and is ended when enough was seen.
 
     Options of this command may stand before or after SCRIPT; those of the script go after '--'. For FILE, '-' is
     stdout, which then holds nothing else.

@@ -56,7 +56,7 @@ def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
     if kind == "move":
         return _plain(node, 0)
     if kind == "fill":
-        return Cost(_elements(node.outputs or node.inputs), 0, _written_bytes(node), 1, 0)
+        return Cost(_elements(node.outputs or node.inputs), 0, _written_bytes(node), 1)
     if kind == "reduction":
         return _plain(node, _elements(node.inputs[:1]))
     if kind == "elementwise" or name.startswith("aten._foreach_") or _is_pointwise(node.op):
@@ -71,7 +71,7 @@ def _plain(node: KernelNode, flops: Dim | None) -> Cost:
     """One launch that reads each operand and writes each result once. How long the host waits for it, nobody knows."""
     positions = node.effects.reads
     read = node.inputs if positions is None else [node.inputs[position] for position in positions]
-    return Cost(flops, _bytes_of(read), _written_bytes(node), 1, None if node.effects.sync else 0)
+    return Cost(flops, _bytes_of(read), _written_bytes(node), 1)
 
 
 # -- operators by what they cost. Those that Inductor always decomposes are left out. ---------------------------------
@@ -207,7 +207,7 @@ def _convolution_backward(node: KernelNode) -> Cost:
 def _gather(node: KernelNode) -> Cost:
     """Reads its indices, and of the table as many bytes as it returns."""
     written = _written_bytes(node)
-    return Cost(0, as_dim(_bytes_of(node.inputs[1:]) + written), written, 1, 0)
+    return Cost(0, as_dim(_bytes_of(node.inputs[1:]) + written), written, 1)
 
 
 def _scatter(node: KernelNode) -> Cost:
@@ -219,7 +219,7 @@ def _scatter(node: KernelNode) -> Cost:
     count = (picked or next(iter(others), target)).numel
     touched, copied = count * target.dtype.itemsize, 0 if node.effects.writes else target.nbytes
     read = as_dim(copied + _bytes_of(node.inputs[1:]))
-    return Cost(count, read, as_dim(copied + touched), 1 if node.effects.writes else 2, 0)
+    return Cost(count, read, as_dim(copied + touched), 1 if node.effects.writes else 2)
 
 
 # -- bytes and elements ------------------------------------------------------------------------------------------------

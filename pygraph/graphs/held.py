@@ -201,13 +201,18 @@ def bits_of(value: object) -> Hashable:
 # -- names of other tensors --------------------------------------------------------------------------------------------
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's storage while this lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def named_storages(function: Callable[..., Any]) -> dict[int, str]:
     """Names of the tensors that a bounded search finds, by storage: in closures, defaults, globals that the code names,
     attributes of objects, and containers."""
     found: dict[int, str] = {}
     for value, path in reachable(function):
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            found.setdefault(value.untyped_storage()._cdata, path)
+            found.setdefault(storage_of(value), path)
     return found
 
 

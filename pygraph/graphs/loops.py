@@ -27,12 +27,13 @@ import torch
 from pygraph import compat
 from pygraph.graphs.callable import Graph, GraphRecord, How
 from pygraph.graphs.entry import Call, Entry, Look, current, signature_of
-from pygraph.graphs.held import PLAIN, Walk, bits_of, named_storages
+from pygraph.graphs.held import PLAIN, Walk, bits_of, named_storages, storage_of
 from pygraph.program.default import LaunchPasses
 from pygraph.program.loops import LoopPasses
 from pygraph.runtime import live
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import reason_of
+from pygraph.runtime.tensors import digest
 from pygraph.runtime.variants import State
 
 _KNOWN = 64
@@ -201,7 +202,7 @@ class Loop(Graph[..., None]):
             elif type(leaf) not in PLAIN and not isinstance(leaf, enum.Enum):
                 raise ValueError(f"a {type(leaf).__name__} in the state of a loop: make it a pytree, or a tensor")
         device = tensors[0].device
-        shared = len({_storage(leaf) for leaf in tensors}) < len(tensors)
+        shared = len({storage_of(leaf) for leaf in tensors}) < len(tensors)
         begin = copy.deepcopy(compat.tree_map(_detached, state)) if shared else None
         leaves = [_copied(leaf) for leaf in leaves]
         state = compat.tree_unflatten(leaves, structure)
@@ -429,13 +430,13 @@ def _carry(old: _Flat, new: Any) -> None:
     has to read; where there is no such order, what one reads is set aside first. What is in its place is left there."""
     waiting = [(here, there) for here, there in _pairs(old, new) if not _shows(here, there)]
     while waiting:
-        read, left = Counter(_storage(there) for _, there in waiting), list[tuple[torch.Tensor, torch.Tensor]]()
+        read, left = Counter(storage_of(there) for _, there in waiting), list[tuple[torch.Tensor, torch.Tensor]]()
         for here, there in waiting:
-            if read[_storage(here)]:
+            if read[storage_of(here)]:
                 left.append((here, there))
             else:
                 here.copy_(there)
-                read[_storage(there)] -= 1
+                read[storage_of(there)] -= 1
         if len(left) == len(waiting):
             here, there = left[0]
             left[0] = here, there.clone()
@@ -447,7 +448,8 @@ def _shows(here: torch.Tensor, there: torch.Tensor) -> bool:
     if here is there:
         return True
     place, other = (
-        (_storage(each), each.storage_offset(), _strides(each), each.is_conj(), each.is_neg()) for each in (here, there)
+        (storage_of(each), each.storage_offset(), _strides(each), each.is_conj(), each.is_neg())
+        for each in (here, there)
     )
     return place == other
 
@@ -473,10 +475,12 @@ def _odd(old: list[Any], new: Any, held: tuple[object], step: Callable[[Any], An
     """Why a state that is copied into the memory of ``old`` would not do what ``new`` does in the next step."""
     tensors = [leaf for leaf in old if isinstance(leaf, torch.Tensor)]
     made = [leaf for leaf in compat.tree_leaves(new) if isinstance(leaf, torch.Tensor)]
-    storages = {_storage(leaf) for leaf in made}
+    storages = {storage_of(leaf) for leaf in made}
     if len(storages) < len(made):
         return "values of a state that a step returns share memory"
-    named = {_storage(each) for each in Walk(held).tensors if each.layout is torch.strided} | set(named_storages(step))
+    named = {storage_of(each) for each in Walk(held).tensors if each.layout is torch.strided} | set(
+        named_storages(step)
+    )
     if not storages.isdisjoint(named):
         return "a step returns memory that is held, or that it refers to: return a copy"
     for here, there in zip(tensors, made, strict=True):
@@ -511,15 +515,8 @@ class _Reads:
 
 
 def _version(tensor: torch.Tensor) -> Any:
-    """A number that writes change; the bits of a tensor that has none."""
-    if not tensor.is_inference():
-        return tensor._version
-    dense = tensor.detach().clone(memory_format=torch.contiguous_format)  # strides of single elements, too
-    return dense.cpu().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """A number that writes change; a fingerprint of the bits of a tensor that has none."""
+    return digest(tensor) if tensor.is_inference() else tensor._version
 
 
 def _described(value: Any) -> str:

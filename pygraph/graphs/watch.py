@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pygraph import compat
 from pygraph.errors import CaptureError
-from pygraph.graphs.held import PLAIN, named_storages
+from pygraph.graphs.held import PLAIN, named_storages, storage_of
 from pygraph.program.recording import Origin, is_read, is_written
 from pygraph.runtime.calls import leaves
 from pygraph.runtime.eager import OWN
@@ -112,7 +112,7 @@ def attributes_refused(tensors: Iterable[torch.Tensor], shown: Iterable[torch.Te
     """In the block, Python code of this thread may neither use attributes that somebody has set on ``tensors``, nor
     what no key has of them and of their views, in memory of ``shown``. Code of libraries that make kernels may. A use
     raises CaptureError (``host-read``)."""
-    thread, storages, given = get_ident(), set(map(_storage, shown)), set(map(id, tensors))
+    thread, storages, given = get_ident(), set(map(storage_of, shown)), set(map(id, tensors))
     get, put = torch.Tensor.__getattribute__, torch.Tensor.__setattr__
 
     def watches(tensor: torch.Tensor, name: str) -> bool:
@@ -159,7 +159,7 @@ class Twice:
     and those that write what an earlier one has read. Operators of others' count as writing alone."""
 
     def __init__(self, memory: Iterable[torch.Tensor]) -> None:
-        self._storages = set(map(_storage, memory))
+        self._storages = set(map(storage_of, memory))
         self._read: list[tuple[int, int, int]] = []
 
     def check(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -198,12 +198,12 @@ def _accumulates(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
 
 
 def _is_in(tensor: torch.Tensor, storages: Collection[int]) -> bool:
-    return tensor.layout is torch.strided and _storage(tensor) in storages
+    return tensor.layout is torch.strided and storage_of(tensor) in storages
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int, int]:
     begin = int(tensor.storage_offset()) * tensor.element_size()
-    return _storage(tensor), begin, begin + extent(tensor)
+    return storage_of(tensor), begin, begin + extent(tensor)
 
 
 def _overlap(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
@@ -241,8 +241,8 @@ class Watch(compat.TorchDispatchMode):
         self._named: dict[int, str] | None = None
         for tensor in shown:
             begin = int(tensor.storage_offset()) * tensor.element_size()
-            number, first = self._known.get(_storage(tensor), (self._number(), begin))
-            self._known[_storage(tensor)] = number, min(first, begin)
+            number, first = self._known.get(storage_of(tensor), (self._number(), begin))
+            self._known[storage_of(tensor)] = number, min(first, begin)
             self._kept.append(StorageWeakRef(tensor.untyped_storage()))
 
     def __torch_dispatch__(
@@ -287,7 +287,7 @@ class Watch(compat.TorchDispatchMode):
     def _place(self, tensor: torch.Tensor) -> str:
         if tensor.layout is not torch.strided:
             return str(tensor.layout)
-        number, first = self._known.get(_storage(tensor), (-1, 0))
+        number, first = self._known.get(storage_of(tensor), (-1, 0))
         begin = int(tensor.storage_offset()) * tensor.element_size() - first
         return f"{number}+{begin} {tensor.dtype} {tuple(tensor.size())} {tensor.stride()}"
 
@@ -313,21 +313,21 @@ class Watch(compat.TorchDispatchMode):
 
     def _note(self, result: Any, operands: Sequence[torch.Tensor]) -> None:
         """Number new memory: it may be where other memory was that is freed."""
-        old = {_storage(tensor) for tensor in operands if tensor.layout is torch.strided}
+        old = {storage_of(tensor) for tensor in operands if tensor.layout is torch.strided}
         for tensor in leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and _storage(tensor) not in old:
-                self._known[_storage(tensor)] = self._number(), 0
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and storage_of(tensor) not in old:
+                self._known[storage_of(tensor)] = self._number(), 0
                 self._kept.append(StorageWeakRef(tensor.untyped_storage()))
-                old.add(_storage(tensor))
+                old.add(storage_of(tensor))
 
     def is_known(self, tensor: torch.Tensor) -> bool:
         """True if its memory is that of a stand-in, or was made meanwhile."""
-        return tensor.layout is torch.strided and _storage(tensor) in self._known
+        return tensor.layout is torch.strided and storage_of(tensor) in self._known
 
     def _check(self, tensor: torch.Tensor, func: Any) -> None:
         if tensor.layout is not torch.strided:
             return
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage in self._known:
             return
         if self._named is None:
@@ -336,10 +336,6 @@ class Watch(compat.TorchDispatchMode):
         if name is not None:
             blame(str(func).replace(".", "::", 1), origin_of_line())
             raise CaptureError("unknown-memory", f"{name}: add it to held")
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

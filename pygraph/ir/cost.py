@@ -22,20 +22,18 @@ class Cost:
         read: bytes read from memory
         written: bytes written to memory
         launches: kernels launched, before any fusion
-        host_us: host time beyond the launches, µs
     """
 
     flops: Dim | None = None
     read: Dim | None = None
     written: Dim | None = None
     launches: Dim | None = None
-    host_us: Dim | None = None
 
 
 COST_FIELDS = tuple(each.name for each in fields(Cost))
 """Annotation names that hold a node's cost."""
 
-FREE = Cost(0, 0, 0, 0, 0)
+FREE = Cost(0, 0, 0, 0)
 """A view, a size computation: nothing runs on the device."""
 UNKNOWN = Cost()
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from html import escape
-from typing import Any, get_args
+from typing import get_args
 
 from pygraph.colours import colour
 from pygraph.errors import PygraphError
-from pygraph.ir.annotations import CAPTURABLE, REGION, Region
+from pygraph.ir.annotations import REGION, Region
 from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.node import Arg, KernelNode, Location, Value, map_arg, values_in
@@ -349,26 +349,6 @@ class Graph:
             style = f' style="background: {colour(int(found[1]), soft=True)}; color: #1c2128"' if found else ""
             lines.append(f"<span{style}>{escape(line)}\n</span>")
         return f"<pre>{''.join(lines)}</pre>"
-
-    def to_networkx(self) -> Any:
-        """The flow of data as a ``networkx.DiGraph``: inputs and nodes by name, each edge with the values it carries.
-
-        Nodes have the attributes ``op`` (``input`` for inputs), ``region`` and ``capturable`` (None where not decided);
-        an edge that only ``after`` asks for carries no values. What must run before what, effects included, is
-        ``pygraph.ir.dependences``.
-        """
-        import networkx as nx  # takes a while
-
-        flow: Any = nx.DiGraph(name=self.name)
-        for value in self._inputs:
-            flow.add_node(value.name, op="input", region=None, capturable=None)
-        for node in self._nodes:
-            flow.add_node(node.name, op=node.op, region=node.meta.get(REGION), capturable=node.meta.get(CAPTURABLE))
-            carried: dict[str, list[str]] = {before.name: [] for before in node.after}
-            for value in dict.fromkeys(node.inputs):
-                carried.setdefault((value.producer or value).name, []).append(value.name)
-            flow.add_edges_from((source, node.name, {"values": tuple(values)}) for source, values in carried.items())
-        return flow
 
     # -- names and links -------------------------------------------------------------------------------------------
 

@@ -20,16 +20,11 @@ class Selection(Pass):
     A replay launches each segment between the nodes that the region calls at once: a single kernel gains nothing by it.
     Whether captures pay that are made for more and more sizes, real calls tell. A region of unknown launches is
     selected.
-
-    Args:
-        min_saved: launches that a replay saves at least
     """
 
     name: ClassVar[str] = "selection"
     requires: ClassVar[Stage] = Stage.INDIRECTED
     ensures: ClassVar[Stage] = Stage.SELECTED
-
-    min_saved: int = 1
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:  # noqa: ARG002
         """Set SELECTED, REASON and DETAIL of each region."""
@@ -38,7 +33,7 @@ class Selection(Pass):
             meta = graph.regions[index].meta
             before = meta.copy()
             launches, segments = view.launches, view.segments
-            pays = launches is None or launches - segments >= self.min_saved
+            pays = launches is None or launches > segments
             known = "an unknown number" if launches is None else f"{launches:g}"
             meta.set(SELECTED, pays)
             meta.set(REASON, "gain" if pays else "too-small")

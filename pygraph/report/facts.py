@@ -199,6 +199,11 @@ _UNITS: dict[str, Any] = {
 """How many make one of the next unit, and the units."""
 
 
+def bytes_text(nbytes: float) -> str:
+    """``1.50 MiB``."""
+    return Quantity(nbytes).text("bytes")
+
+
 @dataclass(frozen=True, slots=True)
 class CostRow:
     """Cost of one region, or of all that is outside. It is that of the operators before fusion, so bytes and time are

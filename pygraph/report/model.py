@@ -89,7 +89,7 @@ class RegionReport:
 
     @property
     def state(self) -> str:
-        """``cold``, ``warm``, ``replay`` or ``uncaptured``, which may be by measured selection's decision."""
+        """``cold``, ``warm``, ``replay`` or ``uncaptured``."""
         return "uncaptured" if self.record is None else self.record.state.value
 
     @property

@@ -24,6 +24,7 @@ from pygraph.report.facts import (
     Quantity,
     Summary,
     advice,
+    bytes_text,
     clean,
     coloured_as,
     cost_rows,
@@ -106,7 +107,7 @@ def head(report: GraphReport) -> Iterator[tuple[str, str]]:
         yield "graph break", f"{line}: {reason}" + (f": {line.code}" if line.code else "")
     held = sum(region.record.held_bytes for region in report.regions if region.record is not None)
     if held:
-        yield "captures", f"hold {Quantity(held).text('bytes')}"
+        yield "captures", f"hold {bytes_text(held)}"
     if report.pipeline:
         yield "pipeline", report.pipeline
     if report.times_ms:
@@ -159,7 +160,7 @@ def _region(region: RegionReport, coloured: int) -> tuple[Cell, ...]:
     counts: tuple[str, ...] = ("–",) * 5
     if record is not None:
         numbers = map(str, (record.replays, record.captures, record.slots))
-        counts = (*numbers, *(Quantity(n).text("bytes") for n in (record.workspace_bytes, record.held_bytes)))
+        counts = (*numbers, *map(bytes_text, (record.workspace_bytes, record.held_bytes)))
     return (
         Cell(str(region.index), region=coloured),
         Cell("replayed" if region.state == "replay" else region.state, region.state),
@@ -203,7 +204,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         f"{plural(summary.uncaptured, 'operator')} not captured, {plural(summary.breaks, 'graph break')}"
     )
     if summary.held_bytes:
-        yield f"captures hold {Quantity(summary.held_bytes).text('bytes')}"
+        yield f"captures hold {bytes_text(summary.held_bytes)}"
     if summary.spent_us:
         saved = f", replays saved {duration(summary.saved_us)}" if summary.saved_us else ""
         yield f"captures took {duration(summary.spent_us)}{saved}"

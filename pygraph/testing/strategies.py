@@ -94,7 +94,7 @@ def operator_graphs(draw: st.DrawFn, max_nodes: int = 10, judged: bool = False, 
     for kind in draw(st.lists(st.sampled_from(kinds), max_size=max_nodes)):
         operands = [draw(st.sampled_from(tensors)) for _ in range(kind.operands)]
         result: Type = ScalarType("float") if kind.effects.sync else tensor
-        cost = FREE if kind.effects.reads == () else Cost(symbol("s0") * 4, tensor.nbytes, tensor.nbytes, 1, 0)
+        cost = FREE if kind.effects.reads == () else Cost(symbol("s0") * 4, tensor.nbytes, tensor.nbytes, 1)
         args = (*operands, *kind.literals)
         node = graph.add(kind.op, args, [result] * kind.results, effects=kind.effects, cost=cost)
         if kind.op not in listed():

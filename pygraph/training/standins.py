@@ -499,16 +499,9 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
             if group.get("nesterov") and not _updates_lists(group):  # that form writes into gradients
                 kept.extend([(p.grad, p.grad.clone()) for p in group["params"] if p.grad is not None])
         view = _View(self, groups)
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is None:
-            self._pygraph_update(view, None)
-            for number, wide in view.widened:
-                number.copy_(wide)
-            for gradient, old in kept:
-                gradient.copy_(old)
-            return loss
+        found_inf: Any = getattr(self, "found_inf", None)
         changed = []
-        for group in groups:
+        for group in groups if found_inf is not None else ():
             for p in group["params"]:
                 if p.grad is not None:
                     changed.append(p)

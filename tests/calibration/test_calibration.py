@@ -58,9 +58,9 @@ graph @main (%x : f32[8, 8]@cpu, %h : bf16[8, 8]@cpu) {
 
 
 def test_a_kernel_takes_its_floor_and_the_longer_of_arithmetic_and_traffic() -> None:
-    assert MODEL.time_us(Cost(0, 0, 0, 1, 0), {}) == 1.5
-    assert MODEL.time_us(Cost(0, 10**6, 10**6, 2, 0), {}) == pytest.approx(3.0 + 1.0)
-    assert MODEL.time_us(Cost(3 * 10**9, 10**6, 10**6, 1, 0), {}) == pytest.approx(1.5 + 10.0)
+    assert MODEL.time_us(Cost(0, 0, 0, 1), {}) == 1.5
+    assert MODEL.time_us(Cost(0, 10**6, 10**6, 2), {}) == pytest.approx(3.0 + 1.0)
+    assert MODEL.time_us(Cost(3 * 10**9, 10**6, 10**6, 1), {}) == pytest.approx(1.5 + 10.0)
     assert MODEL.time_us(UNKNOWN, {}) is None
 
 

@@ -144,33 +144,6 @@ def test_ways_to_compile_under_lightning(way: Any, tmp_path: Path) -> None:
     assert pygraph.counters() == {"captures": 2, "replays": 4, "uncaptured": 4}  # forward and backward pass
 
 
-def test_a_whole_step_under_lightning(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning")
-    from pygraph.integrations.lightning import TrainStep
-
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = Model()
-
-        def training_step(self, batch: Any, _: int) -> torch.Tensor:
-            x, y = batch
-            loss = nn.functional.mse_loss(self.model(x), y)
-            self.log("loss", loss)
-            return loss
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), lr=0.01)
-
-    rows = torch.utils.data.TensorDataset(torch.randn(64, 16), torch.randn(64, 4))
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=1, callbacks=[TrainStep()], default_root_dir=tmp_path, **quiet
-    )
-    trainer.fit(Module(), torch.utils.data.DataLoader(rows, batch_size=8))
-    assert (trainer.global_step, pygraph.counters()) == (8, {"captures": 1, "replays": 6, "uncaptured": 2})
-
-
 # -- accelerate, Trainer -----------------------------------------------------------------------------------------------
 
 
@@ -211,16 +184,6 @@ def test_ways_to_compile_under_accelerate(way: Any, later: bool, tmp_path: Path)
             torch.save(model, io.BytesIO())
     else:
         torch.save(model, io.BytesIO())
-
-
-def test_accelerate_compiles_by_the_plugin() -> None:
-    accelerate = pytest.importorskip("accelerate")
-    from pygraph.integrations.accelerate import DynamoPlugin
-
-    accelerate.state.AcceleratorState._reset_state()  # all accelerators of a process share the first one's plugin
-    model = accelerate.Accelerator(cpu=True, dynamo_plugin=DynamoPlugin(dynamic=False)).prepare(Model())
-    assert replays(lambda: model(torch.randn(8, 16)))
-    assert pygraph.counters() == {"captures": 1, "replays": 2, "uncaptured": 2}
 
 
 def test_a_whole_step_under_accelerate() -> None:

@@ -404,19 +404,6 @@ def test_memory_of_numpy_is_refused() -> None:
     assert graph.record.refusals["unknown-memory"].detail == "a tensor over memory of another library's"
 
 
-def test_a_callable_that_seeds_the_generator_is_refused() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        torch.manual_seed(3)
-        return torch.nn.functional.dropout(x, 0.5)
-
-    graph = pygraph.graph(function)
-    x = torch.ones(64)
-    for _ in range(5):
-        assert_same(graph(x), function(x))
-        torch.rand(3)
-    assert "host-random" in graph.record.refusals
-
-
 def test_strict_raises() -> None:
     graph = pygraph.graph(lambda x: x * x.sum().item(), options={"strict": True})
     graph(torch.ones(3))

@@ -173,19 +173,6 @@ SHOWN = """graph @main (%x : f32[4]@cpu, %y : f32[4]@cpu) {
 }"""
 
 
-def test_a_graph_becomes_a_networkx_graph_of_its_data() -> None:
-    flow = parse_graph(SHOWN).to_networkx()
-    assert list(flow.edges(data="values")) == [
-        ("x", "a", ("x",)),
-        ("x", "b", ("x",)),
-        ("y", "a", ("y",)),
-        ("a", "stop", ("a.0", "a.1")),
-        ("stop", "b", ()),
-    ]
-    assert flow.nodes["a"] == {"op": "aten.split.Tensor", "region": 3, "capturable": True}
-    assert flow.nodes["x"] == {"op": "input", "region": None, "capturable": None}
-
-
 def test_a_graph_shows_itself_in_notebooks() -> None:
     shown = parse_graph(SHOWN)._repr_html_()
     assert "a&lt;b" in shown

@@ -29,14 +29,14 @@ TENSOR = TensorType(DType.F32, (256,), Device("cpu"))
 """The type of every tensor: 1024 bytes."""
 
 _COSTS = {
-    "launch": Cost(256, 1024, 1024, 1, 0),
-    "heavy": Cost(256_000_000, 1024, 1024, 1, 0),
-    "many": Cost(256, 1024, 1024, 40, 0),
+    "launch": Cost(256, 1024, 1024, 1),
+    "heavy": Cost(256_000_000, 1024, 1024, 1),
+    "many": Cost(256, 1024, 1024, 40),
     "unknown": UNKNOWN,
     "view": FREE,
-    "write": Cost(256, 1024, 1024, 1, 0),
+    "write": Cost(256, 1024, 1024, 1),
     "size": FREE,
-    "host": Cost(0, 4, 0, 0, 5),
+    "host": Cost(0, 4, 0, 0),
     "call": UNKNOWN,
 }
 _EFFECTS = {

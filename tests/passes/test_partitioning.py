@@ -80,7 +80,7 @@ def test_nodes_of_a_region_given_up_join_a_kept_one_where_they_can() -> None:
 
 def test_work_of_unknown_time_counts_its_launches() -> None:
     graph = build("a: unknown x", "u: host a", "b: unknown u")
-    graph.node("b").cost = Cost(None, None, None, symbol("s0"), 0)
+    graph.node("b").cost = Cost(None, None, None, symbol("s0"))
     graph.hints["s0"] = 3
     Partitioning(max_regions=1).run(graph, CTX)
     assert regions(graph) == "b"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, parse_graph
-from pygraph.passes.placement import Placement
+from pygraph.ir import PLACEMENT, REASON, parse_graph
 from pygraph.passes.placement.moves import is_exact
 from tests.passes.placed import COPY, CPU, GPU, INPUTS, place, shown
 
@@ -120,20 +119,6 @@ def test_what_is_not_the_same_on_the_device_is_uploaded(lines: list[str]) -> Non
     assert [node.name for node in graph.nodes][: len(before)] == before
     assert all("@cpu✗" in line for line in shown(graph)[: len(before)])
     assert shown(graph)[len(before) :] == ["upload0 = upload(p) @cuda:0✗", "r = add(x, upload0) @cuda:0"]
-
-
-def test_floats_move_when_asked_to() -> None:
-    lines = [
-        "%a = aten.arange.default(4, device = @cpu) : i64[4]@cpu",
-        f"%b = prims.convert_element_type.default(%a, f32) : {CPU}",
-        f"%c = aten.exp.default(%b) : {CPU}",
-        f"%d = {COPY}(%c, @cuda:0) : {GPU}",
-        f"%r = aten.add.Tensor(%x, %d) : {GPU}",
-    ]
-    graph, _ = place(*lines, returns="%r", pipeline=Placement(floating=True))
-    assert all(node.meta.get(CAPTURABLE) for node in graph.nodes)
-    graph, _ = place(*lines, returns="%r")
-    assert [node.name for node in graph.nodes] == ["a", "b", "c", "upload0", "r"]
 
 
 def test_what_only_the_cpu_uses_stays() -> None:

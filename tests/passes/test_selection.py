@@ -29,11 +29,6 @@ def test_two_launches_pay(launches: int, found: tuple[bool, str]) -> None:
     assert select(chain(launches)) == [(*found, f"launches before fusion: {launches}, replayed as 1")]
 
 
-def test_the_user_may_want_more_of_a_region() -> None:
-    assert [selected for selected, *_ in select(chain(10), "{min-saved=10}")] == [False]
-    assert [selected for selected, *_ in select(chain(11), "{min-saved=10}")] == [True]
-
-
 def test_unknown_launches_are_selected() -> None:
     (found,) = select(build("a: unknown x"))
     assert found == (True, "gain", "launches before fusion: an unknown number, replayed as 1")

@@ -22,12 +22,12 @@ TEXT = """\
 graph @sample {kind = inference, stage = partitioned} (
   %x : f32[8, 8]@cpu {role = input}, %w : f32[8, 8]@cpu {role = parameter, static}
 ) {
-  %mm = aten.mm(%x, %w) : f32[8, 8]@cpu {flops = 1024, read = 512, written = 256, launches = 1, host_us = 0, capturable = true, region = 0}
-  %relu = aten.relu(%mm) : f32[8, 8]@cpu {flops = 64, read = 256, written = 256, launches = 1, host_us = 0, capturable = true, region = 0}
-  %item = aten.item(%relu) : float !sync {flops = 0, read = 4, written = 4, launches = 1, host_us = 0, capturable = false, detail = "the host reads a device value", reason = "host-read", in = "layers.0.gate", loc = "model.py:12", function = "forward", code = "x = f('<script>alert(1)</script>').item()  # [bold]\\u001b[31m"}
+  %mm = aten.mm(%x, %w) : f32[8, 8]@cpu {flops = 1024, read = 512, written = 256, launches = 1, capturable = true, region = 0}
+  %relu = aten.relu(%mm) : f32[8, 8]@cpu {flops = 64, read = 256, written = 256, launches = 1, capturable = true, region = 0}
+  %item = aten.item(%relu) : float !sync {flops = 0, read = 4, written = 4, launches = 1, capturable = false, detail = "the host reads a device value", reason = "host-read", in = "layers.0.gate", loc = "model.py:12", function = "forward", code = "x = f('<script>alert(1)</script>').item()  # [bold]\\u001b[31m"}
   %neg = neg(%item) : float {capturable = true, reason = "no-launch"}
-  %add = aten.add(%relu, %neg) : f32[8, 8]@cpu {flops = 64, read = 256, written = 256, launches = 1, host_us = 0, capturable = true, region = 1}
-  %view = aten.view(%add, [64]) : f32[64]@cpu !aliases[0:0] {flops = 0, read = 0, written = 0, launches = 0, host_us = 0, capturable = true, region = 1}
+  %add = aten.add(%relu, %neg) : f32[8, 8]@cpu {flops = 64, read = 256, written = 256, launches = 1, capturable = true, region = 1}
+  %view = aten.view(%add, [64]) : f32[64]@cpu !aliases[0:0] {flops = 0, read = 0, written = 0, launches = 0, capturable = true, region = 1}
   return (%view)
 } regions {
   0 {selected = true} ()
@@ -38,7 +38,7 @@ graph @sample {kind = inference, stage = partitioned} (
 
 def cut_graph(known: bool = True) -> Graph:
     """``mm`` and ``relu`` (of ``known`` cost) in region 0, an ``item`` and its scalar outside, ``add`` in region 1."""
-    cost = "flops = 64, read = 256, written = 256, launches = 1, host_us = 0, "
+    cost = "flops = 64, read = 256, written = 256, launches = 1, "
     return parse_graph(TEXT if known else TEXT.replace(cost, "", 1))
 
 

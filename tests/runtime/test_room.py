@@ -67,26 +67,6 @@ def test_sizes_that_return_in_turn_are_all_replayed(count: int) -> None:
     assert record.held_bytes == held_bytes(CPU) > count * 1000
 
 
-def test_sizes_that_return_in_turn_are_all_replayed_once_captures_have_paid() -> None:
-    now = [0.0]
-
-    def run(args: list[Any]) -> Sequence[Any]:
-        now[0] += 100e-6
-        return double(args)
-
-    def kernel(args: list[Any]) -> Sequence[Any]:
-        now[0] += 10e-6
-        return double(args)
-
-    options = RegionOptions(ledger=True)
-    region = Region(run, FakeDriver(kernel), name="toy", options=options, clock=lambda: now[0])
-    for _ in range(40):
-        call(region, *range(1, 21))
-    before = region.record.replays
-    call(region, *range(1, 21))
-    assert region.record.replays - before == 20
-
-
 def test_sizes_of_one_region_are_as_many_as_are_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "MAX_TRACKED", 64)
     region = region_of(FakeDriver())

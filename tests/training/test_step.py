@@ -65,18 +65,15 @@ def test_a_stock_optimizer_is_part_of_the_graph(name: str) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", ["dampening", "amsgrad"])
-def test_some_parameters_have_a_state_before_others(name: str) -> None:
+def test_some_parameters_have_a_state_before_others() -> None:
     def change(of: Setup, index: int) -> None:
         first: Any = of.model[0]  # type: ignore[index]
         if index == 1:
             first.requires_grad_(True)
         if index == 4:
             of.optimizer.state.pop(first.bias)
-        if index == 7 and name == "dampening":
-            of.optimizer.state[first.weight]["momentum_buffer"] = None
 
-    ours, theirs = setup(OPTIMIZERS[name]), setup(OPTIMIZERS[name])
+    ours, theirs = setup(OPTIMIZERS["amsgrad"]), setup(OPTIMIZERS["amsgrad"])
     for one in (ours, theirs):
         one.model[0].requires_grad_(False)  # type: ignore[index]
     assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=10, after=change)

@@ -4,7 +4,7 @@
     input    %name : type [{role = word, static, placeholder = word}]
     node     %name[:results] | ^name  =  op(operands, key = literal) clauses [{cost, annotations, module, source line}]
     clause   after(^node, …) | : type | : (type, …) | !flag | !effect("name") | !effect[position, …]
-    region   index [{annotations}] (%value: decision "reason" [µs], …)
+    region   index [{annotations}] (%value: decision "reason", …)
     type     dtype[sizes]{strides}@device | int | float | bool | int(size) | opaque<"name">
     literal  number | "text" | word | %value | @device | #token | $(size) | graph @name | complex(a, b) | [literals]
 

@@ -36,16 +36,11 @@ class Placement(Pass):
     Factories and exact operators on them are made on the device; scalars, parameters and inputs are uploaded for each
     call in one batch; what is computed on the CPU several times is computed, and uploaded, once; copies to the host
     that are only returned come last. Random factories never move. When the CPU is captured, there is nothing to do.
-
-    Args:
-        floating: also move arithmetic on floats, whose last bit may then differ
     """
 
     name: ClassVar[str] = "placement"
     requires: ClassVar[Stage] = Stage.JUDGED
     ensures: ClassVar[Stage] = Stage.PLACED
-
-    floating: bool = False
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         """Rewrite ``graph`` and judge again what was changed."""
@@ -54,7 +49,7 @@ class Placement(Pass):
             return PassResult(False)
         before = _captured(graph)
         tally = Counter(merged=merge_equal(graph))
-        tally.update(move_factories(graph, target, floating=self.floating))
+        tally.update(move_factories(graph, target))
         changed = _judge_again(graph, target)
         sunk = sink_copies(graph)
         tally.update(batch_uploads(graph, target))

@@ -67,7 +67,7 @@ def _is_mergeable(node: KernelNode, facts: Facts) -> bool:
     return not facts.is_observed(node.output)
 
 
-def move_factories(graph: Graph, target: Target, *, floating: bool = False) -> Counter[str]:
+def move_factories(graph: Graph, target: Target) -> Counter[str]:
     """Make on the device what factories make on the CPU for it.
 
     before:  arange@cpu ─ ge@cpu ─ _to_copy ─ where@cuda
@@ -79,14 +79,13 @@ def move_factories(graph: Graph, target: Target, *, floating: bool = False) -> C
     Returns how many nodes ``moved``, how many were ``made`` beside a CPU original that stays, and how many ``copies``
     fell away.
     """
-    return _Mover(graph, target, floating).run()
+    return _Mover(graph, target).run()
 
 
 class _Mover:
-    def __init__(self, graph: Graph, target: Target, floating: bool) -> None:
+    def __init__(self, graph: Graph, target: Target) -> None:
         self.graph = graph
         self.target = target
-        self.floating = floating
         self.facts = Facts(graph)
         self.twins: dict[Value, Value] = {}
         self.apart = self._apart()
@@ -127,7 +126,7 @@ class _Mover:
     def _is_movable(self, node: KernelNode, movable: Container[KernelNode | None]) -> bool:
         if node.meta.get(REASON) != "cpu-operator" or not node.outputs or not computes_only(node):
             return False
-        if not is_exact(node, floating=self.floating):
+        if not is_exact(node):
             return False
         if any(not is_on_host(value) or self.facts.is_written(value) for value in node.outputs):
             return False
@@ -238,11 +237,6 @@ _TABLE = {
     # exact on integers; dividing by zero raises on the CPU only, so the divisor has to be a number that is not zero
     "divisions": "aten.div aten.floor_divide aten.fmod aten.remainder",
     "casts": "aten._to_copy prims.convert_element_type",
-    # what the option ``floating`` adds, beside floats in integer arithmetic: the last bit may differ
-    "floating": """
-        aten.arange aten.cos aten.div aten.erf aten.exp aten.linspace aten.log aten.pow aten.reciprocal aten.rsqrt
-        aten.sigmoid aten.sin aten.sqrt aten.tan aten.tanh
-    """,
 }
 _OPERATORS = {kind: frozenset(names.split()) for kind, names in _TABLE.items()}
 
@@ -262,8 +256,8 @@ def is_factory(node: KernelNode) -> bool:
     return not _dtypes(node.inputs)
 
 
-def is_exact(node: KernelNode, *, floating: bool = False) -> bool:
-    """True if ``node`` gives the same bits on any device; ``floating`` admits floats whose last bit may differ."""
+def is_exact(node: KernelNode) -> bool:
+    """True if ``node`` gives the same bits on any device."""
     base = base_name(node.op)
     kinds = [kind for kind, names in _OPERATORS.items() if base in names]
     taken, made = _dtypes(node.inputs), _dtypes(node.outputs)
@@ -273,14 +267,11 @@ def is_exact(node: KernelNode, *, floating: bool = False) -> bool:
         return len(set(made)) == 1 and set(taken) <= {*made, DType.B8}
     if "casts" in kinds:
         return bool(taken and made) and _casts_exactly(taken[0], made[0])
-    if all(map(_is_integral, (*taken, *made))) and (
+    return all(map(_is_integral, (*taken, *made))) and (
         ("ranges" in kinds and all(map(_is_whole, node.args)))
         or ("integer" in kinds and _whole_numbers(node))
         or ("divisions" in kinds and _divides_by_number(node))
-    ):
-        return True
-    real = all(_is_integral(dtype) or dtype in _WIDE | _NARROW for dtype in (*taken, *made))
-    return floating and real and ("floating" in kinds or "integer" in kinds)
+    )
 
 
 def _dtypes(values: Iterable[Value]) -> list[DType]:

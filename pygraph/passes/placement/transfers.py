@@ -127,7 +127,7 @@ def _merge(graph: Graph, singles: list[KernelNode]) -> int:
 
 def _merge_group(graph: Graph, group: list[KernelNode]) -> KernelNode:
     types = [single.output.type for single in group]
-    moved = total([Cost(0, type.nbytes, type.nbytes, 0, None) for type in types if isinstance(type, TensorType)])
+    moved = total([Cost(0, type.nbytes, type.nbytes, 0) for type in types if isinstance(type, TensorType)])
     device = group[0].args[1]
     upload = graph.add(
         UPLOAD,
