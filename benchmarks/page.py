@@ -246,7 +246,7 @@ def whole(results: Results) -> list[str]:
         ours, theirs = (both[1]["sides"][side].get("peak_bytes") if both else None for side in (STEP, "default"))
         share = f"{ours / theirs:.2f}" if ours and theirs else "–"
         lines.append(line(name, *(results.show(cells.get(side)) for side in STEPS), share))
-    return with_head(["workload", *(f"over `{side}`" for side in STEPS), "peak memory, of default's"], lines)
+    return with_head(["workload", *(f"over `{side}`" for side in STEPS), "peak memory, relative to `default`"], lines)
 
 
 def orders(results: Results) -> list[str]:
@@ -321,8 +321,8 @@ def sizes(results: Results) -> list[str]:
         costs = [each["ratios"] for each in run.found["programs"].values()]
         once, twice = ([f"{cost[key]:.0f}" for cost in costs] for key in ("host_us captured", "host_us captured twice"))
         lines.append(
-            f"- **A capture**{results.mark(run)} takes the host as long as {' and '.join(once)} uncaptured calls of "
-            f"{' and '.join(run.found['programs'])}, and {' and '.join(twice)} where slots are not known yet."
+            f"- **A capture**{results.mark(run)} takes as much host time as {' and '.join(once)} uncaptured calls of "
+            f"{' and '.join(run.found['programs'])}, or {' and '.join(twice)} if slots are not known yet."
         )
     return lines
 
@@ -332,14 +332,14 @@ def compilation(results: Results) -> list[str]:
     for run in results.named("warm-start")[-1:]:
         count = len(run.found["programs"])
         lines.append(
-            f"- **From warm caches**{results.mark(run)}, the first call returns after {run.found['warm']:.2f} of plain "
-            f"Inductor's time, and the first replay after {run.found['until replay']:.2f} (geometric means of {count} "
-            "programs)."
+            f"- **From warm caches**{results.mark(run)}, the first call takes {run.found['warm']:.2f} times as long as "
+            f"with plain Inductor, and the first replay ends after {run.found['until replay']:.2f} times as long "
+            f"(geometric means of {count} programs)."
         )
     for run in results.named("step-compile-time")[-1:]:
         lines.append(
-            f"- **`pygraph.train_step`**{results.mark(run)} takes {run.found['ratio']:.2f} of `default`'s time to "
-            f"compile {run.found['workload']}."
+            f"- **`pygraph.train_step`**{results.mark(run)} takes {run.found['ratio']:.2f} times as long to compile "
+            f"{run.found['workload']} as `default`."
         )
     for run in results.named("calibration")[-1:]:
         error = run.found["errors"]["device"]
@@ -456,7 +456,7 @@ _HEAD = """\
 
 `make results` writes this page from `benchmarks/results`.
 
-Figures are ratios of wall time: above 1, PyGraph takes less. **Bold**: PyGraph takes over 2 % longer. Superscripts name
+Figures are ratios of wall time; above 1, PyGraph is faster. **Bold**: PyGraph takes over 2 % longer. Superscripts name
 the [run](#runs). Each figure is the newest one that was measured, whatever version of PyGraph that was.
 
 - **Each side has its own process.** In a process with another mode's graphs, replays were up to 9 % slower.
@@ -464,8 +464,8 @@ the [run](#runs). Each figure is the newest one that was measured, whatever vers
   do not count, synchronises at both ends, and lasts at least 20 ms.
 - **Ratios are taken within rounds**: the median, ± half of its 95 % interval from order statistics.
 - **Results are first compared with eager's.** A side with wrong results is not timed.
-- **In the runs `suite-…`, `steps-suite…` and `steps-checkpointed`**, a process that is timed has three cores to itself
-  (`--reserve`), while others may compile on the rest.
+- **Timed processes have cores of their own**: three (`--reserve`) in runs whose names begin with `suite-` or
+  `steps-suite`, and in `steps-checkpointed`; other processes may compile on the rest.
 - **Kernels are configured alike**: all sides use the Triton configurations that the first one chose.
 
 | side | |
@@ -486,8 +486,9 @@ _NOTES = {
     "Several processes": "µs of a step on the slowest rank; in brackets, the fastest block. Hosts vary between runs: "
     "compare within a row.",
     "Versions": "Time of an older version over that of a newer one, in pairs of processes.",
-    "Runs": "The commit was measured; of files until 2026-11-29, it added the file, and the code is slightly older.",
-    "What lost": "PyGraph takes over 2 % longer.",
+    "Runs": "The commit is the one that was measured. For files up to 2026-11-29, it is the one that added the file, "
+    "and the measured code is slightly older.",
+    "Losses": "PyGraph takes over 2 % longer.",
     "Any callable": "`pygraph.graph` against `torch.cuda.graph` by hand, with arguments copied to static buffers.",
     "Decoding with `generate`": "transformers, a Llama of 1 billion parameters, static cache, 128 tokens.",
     "Compiled models: training": "The model and the optimizer's update are compiled; the autograd engine runs on the "
@@ -521,7 +522,7 @@ def page(results: Results) -> str:
         "Several processes": ranks(results),
         "Versions": versions(results),
     }
-    sections = {"Summary": summary(results), "What lost": losses(tables), **tables}
+    sections = {"Summary": summary(results), "Losses": losses(tables), **tables}
     sections["Runs"] = runs_of(results)
     texts = []
     for title, lines in sections.items():
@@ -580,7 +581,7 @@ def table(results: Results) -> str:
         (parts, many), (steps, few) = (mean(results.ratios(kind, side)) for kind in ("inference", STEP))
         told = f"**{parts:.2f}** in inference ({many}) and **{steps:.2f}** in whole training steps ({few})"
         means.append(f"over `{side}` {told}")
-    said = f"Wall time divided by PyGraph's (`{SUITE}`; {'; '.join(where)}). Geometric means (workloads): "
+    said = f"Wall time divided by PyGraph's (`{SUITE}`; {'; '.join(where)}). Geometric means, over so many workloads: "
     return f"{text}\n\n{wrapped(said + ', '.join(means) + '.')}\n"
 
 

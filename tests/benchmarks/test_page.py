@@ -85,7 +85,7 @@ def test_marks_lead_to_runs() -> None:
 
 def test_losses_are_listed_and_bold() -> None:
     text = page(Results())
-    listed = text.partition("## What lost\n")[2].partition("\n## ")[0]
+    listed = text.partition("## Losses\n")[2].partition("\n## ")[0]
     tables = re.findall(r"^\|.*", text.partition("## Compiled models")[2], re.MULTILINE)
     bold = [re.findall(r"\*\*(.+?)\*\*", row) for row in tables if "**" in row]
     assert len(bold) == listed.count("\n- ") > 10
