@@ -1,4 +1,4 @@
-"""What `mkdocs` needs of files outside of `docs/`: the README is the site's first page, results are pages of it."""
+"""Hooks of `mkdocs` for files outside of `docs/`: the README is the site's first page, results are pages of it."""
 
 from __future__ import annotations
 

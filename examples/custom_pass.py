@@ -47,7 +47,7 @@ PIPELINE = "legality,keep-out{functions=[debug]},placement,partitioning,indirect
 
 
 def debug(x: torch.Tensor) -> torch.Tensor:
-    """What is to stay outside."""
+    """A cumulative sum, which the pass keeps out of every captured region."""
     return torch.cumsum(x, 0)
 
 

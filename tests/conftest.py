@@ -82,8 +82,8 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, _caches: Path) -> None:
-    """What one test decided or calibrated is none of the next one's, nor of the user's. Native libraries are: they
-    are slow to build."""
+    """Each test has a cache of its own: no decision or calibration reaches the next test, or the user's cache. Native
+    libraries are shared, since they are slow to build."""
     folder = _caches / str(next(_numbers))
     folder.mkdir()
     (folder / "native").symlink_to(_LIBRARIES)

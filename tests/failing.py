@@ -120,7 +120,7 @@ def compiled(fn: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
 
 
 def again() -> None:
-    """What is compiled next is compiled anew, and its operators fail again."""
+    """Forget all compilations and failures: the next program is compiled anew, and its operators fail again."""
     _failed.clear()
     torch._dynamo.reset()
     pygraph.reset()

@@ -27,7 +27,7 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("pygraph_ranks::direct", mutates_args=())
 def direct(x: torch.Tensor) -> torch.Tensor:
-    """The same, by the backend itself, of which the dispatcher knows nothing."""
+    """Sums over all ranks, by a call of the backend that bypasses the dispatcher."""
     y = x.clone()
     group: Any = distributed.group.WORLD
     group._get_backend(x.device).allreduce([y]).wait()
@@ -39,12 +39,12 @@ for _op in (total, direct):
 
 
 def functional(x: torch.Tensor) -> torch.Tensor:
-    """The same, by a functional collective."""
+    """Sums over all ranks, by a functional collective."""
     return all_reduce(x, "sum", distributed.group.WORLD)
 
 
 def gathered(x: torch.Tensor) -> torch.Tensor:
-    """The same, from what all ranks send; a second collective is under way meanwhile."""
+    """Sums over all ranks, from the gathered tensors of all; a second collective is under way meanwhile."""
     group = distributed.group.WORLD
     everything = all_gather_tensor(x, 0, group)
     other = all_reduce(x * 3, "sum", group)

@@ -124,7 +124,8 @@ def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> Ite
 def restored(
     fn: Callable[..., Any], *args: torch.Tensor, calls: int = 1, backend: str = "pygraph", **options: Any
 ) -> tuple[bool, bool]:
-    """Whether AOTAutograd's cache had the program of ``fn``, and whether Inductor's had, when it is compiled anew."""
+    """Compile ``fn`` anew, and compare its calls with eager. Return two flags, True for a hit: of AOTAutograd's cache,
+    and of Inductor's."""
     torch._dynamo.reset()
     pygraph.reset()
     counters.clear()

@@ -42,7 +42,7 @@ str(pygraph.Explanation(pygraph.reports()))
 
 
 def without(*symbols: str) -> tuple[str, str]:
-    """What a process prints and logs that compiles two functions on a torch where PyGraph does not find ``symbols``."""
+    """Stdout and stderr of a process that compiles two functions on a torch where PyGraph does not find ``symbols``."""
     done = forked.run(PROGRAM, *symbols)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr

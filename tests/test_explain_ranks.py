@@ -81,7 +81,7 @@ def forks(folder: Path, script: str, *options: str) -> list[tuple[int, str]]:
 
 
 def told(output: str) -> str:
-    """What the report on stdout, of which there is one, says of ranks."""
+    """The section on ranks of the report on stdout, of which there is one."""
     before, *after = output.split("\nRanks\n")
     assert (len(after), before.count("  coverage ")) == (1, 1), output
     return " ".join(after[0].split())
@@ -195,7 +195,7 @@ def document(*reports: Any, error: str | None = None) -> dict[str, Any]:
 
 
 def test_ranks_that_say_the_same_share_a_row_and_devices_have_no_number() -> None:
-    """What was measured says nothing; why a region is not replayed does."""
+    """Measurements are no difference between ranks; the reason why a region is not replayed is one."""
     ours, same, other = full_report(), full_report(), full_report()
     assert same.graph is not None
     for report, device in ((ours, 0), (same, 1)):

@@ -75,6 +75,24 @@ def test_no_test_asserts_on_a_clock() -> None:
     assert not [f"{path}:{line}" for path, lines in found.items() for line in lines]
 
 
+FOLDERS = ("pygraph", "tests", "benchmarks", "tools", "examples", "docs")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+OPENINGS = r"(What|Whether|The same)\b"
+
+
+def test_docstrings_say_what_a_thing_is() -> None:
+    """Docstrings of modules, classes and functions open with a subject or a verb."""
+    found = []
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if not re.search(rf"[\"'][\s\\]*{OPENINGS}", source):  # to parse all files takes seconds
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, DOCUMENTED) and re.match(OPENINGS, ast.get_docstring(node) or ""):
+                found.append(f"{path.relative_to(ROOT)}:{node.body[0].lineno}")
+    assert found == []
+
+
 def test_make_lists_every_target() -> None:
     """Also those that pages name."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")

@@ -1,4 +1,4 @@
-"""What profilers and traces of torch's show of PyGraph."""
+"""Ranges and artifacts of PyGraph in torch's profiles and traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script gets in the place of torch.compile: which calls count, and that modules stay what they are."""
+"""``Gate``, which stands in for torch.compile in a script: outermost calls count, and modules stay themselves."""
 
 from __future__ import annotations
 

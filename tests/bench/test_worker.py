@@ -63,7 +63,7 @@ def _text(path: Path, seconds: float) -> str:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process is there and no zombie, which nobody but its new parent can clear away."""
+    """True if the process exists and is no zombie, which nobody but its new parent can clear away."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

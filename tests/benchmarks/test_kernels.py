@@ -1,4 +1,4 @@
-"""What Inductor times is decided once for all sides of a program, and its own choices are not kept."""
+"""Inductor's first timing of a kernel or padding decides for all sides of a program; its own choices are not kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pygraph.compat import inductor_timing
 
 
 def kernel(name: str, hint: int) -> Any:
-    """What is read of a kernel with three configurations before its first launch."""
+    """A stand-in for a kernel with three configurations, which holds the attributes read before its first launch."""
     configs = [Mock(kwargs={"XBLOCK": block}, num_warps=4, num_stages=1) for block in (8, 16, 32)]
     facts = {"size_hints": {"x": hint}, "triton_meta": {}, "inductor_meta": {}}
     return Mock(fn=Mock(src=f"def {name}(x):\n    pass"), launchers=[Mock(config=each) for each in configs], **facts)

@@ -99,7 +99,7 @@ def test_json_that_is_no_model(change: dict[str, Any]) -> None:
 
 
 def test_the_command_measures_shows_and_keeps() -> None:
-    """What is measured is possible on any CPU."""
+    """The bounds on measured values hold for any CPU."""
     shown = run("calibrate", "--device", "cpu")
     assert shown.exit_code == 0, shown.output
     model = load(identity_of("cpu"))

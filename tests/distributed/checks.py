@@ -1,7 +1,7 @@
-"""What the processes check: each check is a function of a rank, which raises AssertionError for what is wrong.
+"""Checks that the processes run: each is a function of a rank, and raises AssertionError for an error.
 
-``same`` holds a compiled function against itself without a compiler; ``captured`` looks at what became of its regions.
-Most functions are ``recorded``, which is compiled on GPUs alone: ranks vote on regions, whoever made these.
+``same`` compares a call of a compiled function with one of the function itself; ``captured`` checks the state of its
+regions. Most functions are ``recorded``, which compiles on GPUs alone: ranks vote on regions, however these are made.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def host_only(run: Callable[[Rank], None]) -> Callable[[Rank], None]:
 
 @functools.cache
 def wrong(size: int, names: tuple[str, ...], device: str = "cpu", seconds: float = 600) -> dict[str, dict[int, str]]:
-    """What is wrong with each of the checks ``names``, by rank: the error of one that failed. Where a process ended,
-    the check that it was at has what it wrote, and later ones say that they were not made."""
+    """The errors of each of the checks ``names``, by rank; none for a rank that passes. Where a process ended, its
+    current check has the stderr of all that failed, and later ones say that they were not made. If processes fail
+    behind the last check, and nothing else is wrong, that one has their stderr, as of rank -1."""
     said, failure = attempt("tests.distributed", size, [",".join(names), device], seconds=seconds)
     found: dict[str, dict[int, str]] = {name: {} for name in names}
     for number, lines in enumerate(said):
@@ -194,13 +195,13 @@ def passes_everywhere(rank: Rank) -> None:
 
 @check
 def fails_on_rank_0(rank: Rank) -> None:
-    """The same: an error of one rank."""
+    """For tests of this file: an error of one rank."""
     assert rank.number, "as asked"
 
 
 @check
 def ends_rank_1(rank: Rank) -> None:
-    """The same: a process ends in the middle of a line."""
+    """For tests of this file: a process ends in the middle of a line."""
     if rank.number == 1:
         print('{"name": "half', end="", flush=True)
         print("ends as asked", file=sys.stderr, flush=True)
@@ -209,4 +210,4 @@ def ends_rank_1(rank: Rank) -> None:
 
 @check
 def never_made(rank: Rank) -> None:
-    """The same: behind the one in which a process ends."""
+    """For tests of this file: the check behind the one in which a process ends."""

@@ -96,7 +96,8 @@ def draw(source: random.Random) -> tuple[Line, ...]:
 
 
 class Program:
-    """What ``lines`` do with arguments (x, cache, sent, splits of what is sent …, splits of what is received …)."""
+    """A function that runs ``lines`` on the list of its arguments: x, cache, the tensor to exchange, the sizes of the
+    parts sent to each rank …, the sizes of the parts received from each rank …."""
 
     def __init__(self, lines: Sequence[Line], groups: Sequence[Any], rank: Rank) -> None:
         self._lines, self._rank = lines, rank

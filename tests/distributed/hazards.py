@@ -330,7 +330,7 @@ BOXED = {"maximum of columns": 1}
 
 
 def _called(region: Callable[..., Any], args: list[Any]) -> tuple[Any, Counter[str]]:
-    """What a call returns, and the operators that it calls."""
+    """The result of a call, and how often it calls each operator."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         found = region(args)
     return found, Counter(event.name for event in profile.events())

@@ -40,8 +40,8 @@ def launch(module: str, size: int, arguments: Sequence[str] = (), *, seconds: fl
 def attempt(
     module: str, size: int, arguments: Sequence[str] = (), *, seconds: float
 ) -> tuple[list[list[dict[str, Any]]], str]:
-    """The same, also where processes fail: what each rank printed before it ended, and what those that failed wrote to
-    stderr (empty if none did)."""
+    """As ``launch``, for processes that may fail: the JSON lines that each rank printed before it ended, and the stderr
+    of those that failed (empty if none did)."""
     build.load()  # built here, if it has to be: the ranks' time is for what they do
     with tempfile.TemporaryDirectory() as folder:
         ranks = [

@@ -120,7 +120,7 @@ def apart(why: str) -> None:
 
 
 def order(report: Any) -> str:
-    """What the program does with collectives, in order: s(end), w(ait), and . for any other step."""
+    """The steps of the program, in order: s(end) and w(ait) of an all-reduce, and . for any other step."""
     kinds = {"all_reduce": "s", "wait_tensor": "w"}
     steps = [step for run in report.record.runs for step in run]
     found = [next((kind for name, kind in kinds.items() if s.origins[0].startswith(name)), ".") for s in steps]
@@ -315,7 +315,7 @@ def a_break_on_one_rank(rank: Rank) -> None:
 
 @check
 def a_backward_pass_outside_of_the_step(rank: Rank) -> None:
-    """What the step returns is gone back from by the caller: averaged all the same."""
+    """The caller runs the backward pass of the loss that the step returns: gradients are averaged all the same."""
     twins = Twins(rank, layers)
     steps = [lambda x, y, model=model: nn.functional.mse_loss(model(x), y) for model in twins.models]
     with pytest.raises(Unsupported, match="not in the graph of its forward pass"):
@@ -372,7 +372,7 @@ def what_the_reducer_has_to_do(rank: Rank) -> None:
 
 @check
 def a_hook_that_comes_later(rank: Rank) -> None:
-    """What was traced without it is not used any more: with all of the step in one graph, that raises."""
+    """A program traced without the hook is not used any more: with all of the step in one graph, that is an error."""
     twins = Twins(rank, layers)
     eager = basic(twins.models[0], twins.optimizers[0])
     ours = pygraph.train_step(basic(twins.models[1], twins.optimizers[1]), fullgraph=True)
@@ -473,7 +473,7 @@ def a_model_that_is_frozen_at_first(rank: Rank) -> None:
 
 @check
 def parameters_that_the_reducer_does_not_know(rank: Rank) -> None:
-    """What was frozen when DDP was made is not averaged later."""
+    """Gradients of parameters that were frozen when DDP was made are not averaged later."""
 
     def model() -> nn.Module:
         made = layers()

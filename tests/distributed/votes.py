@@ -439,7 +439,7 @@ def a_question_is_answered_once(rank: Rank) -> None:
 
 @check
 def compiled_again_ranks_vote_again(rank: Rank) -> None:
-    """What was decided on a region says nothing of the next one of its name."""
+    """A decision on a region does not hold for the next region of its name."""
     for again in range(2):
         forget()
         refuses = mock.patch.object(votes, "_capture_joint", return_value=None)

@@ -1,4 +1,5 @@
-"""What ``docs/clients.md`` says beside its blocks: which ways compile, what they save, and where a package raises."""
+"""Statements of ``docs/clients.md`` beside its blocks: ways that compile, names in saved files, and errors that
+packages raise."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def llama() -> Any:
 
 
 def replays(call: Callable[[], object]) -> bool:
-    """Whether four calls replay."""
+    """Run four calls. Return True if any of them replays."""
     before = pygraph.counters().get("replays", 0)
     with torch.no_grad():
         for _ in range(4):

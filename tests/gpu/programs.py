@@ -1,4 +1,4 @@
-"""What tests of compiled programs share: how they are compiled, what their reports must say, how results are compared.
+"""Helpers of tests of compiled programs: compilation, checks of their reports, comparison of results.
 
 Nothing here asks for a device when it is imported.
 """

@@ -1,4 +1,4 @@
-"""What a comparison takes is given back: reserved and peak memory are afterwards those of uncaptured calls."""
+"""Memory of a comparison is given back: reserved and peak memory are afterwards those of uncaptured calls."""
 
 from __future__ import annotations
 

@@ -76,13 +76,13 @@ def report() -> GraphReport:
 
 
 def again() -> None:
-    """What is compiled next is compiled anew."""
+    """Forget all compilations: the next program is compiled anew."""
     torch._dynamo.reset()
     pygraph.reset()
 
 
 def called() -> list[tuple[str, int]]:
-    """What the only region calls between its segments."""
+    """The operators that the only region calls between its segments, each with its calls in a replay."""
     (region,) = report().regions
     assert region.record is not None
     return [(call.operator, call.count) for call in region.record.eager]

@@ -134,7 +134,7 @@ def report_of(name: str) -> GraphReport:
 
 
 def again() -> None:
-    """What is compiled next is compiled anew."""
+    """Forget all compilations: the next program is compiled anew."""
     torch._dynamo.reset()
     pygraph.reset()
 

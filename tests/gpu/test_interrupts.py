@@ -37,7 +37,8 @@ def due_region(driver: Driver) -> Region:
 
 
 def outcome(args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """What one uncaptured run returns and leaves, and the generator's state after it; nothing else is changed."""
+    """The results of one uncaptured run, the arguments as it leaves them, and the generator's state after it; ``args``
+    and the generator are not changed."""
     copies, state = copy_arguments(args), torch.cuda.get_rng_state()
     outputs = list(program(list(copies)))
     after = torch.cuda.get_rng_state()

@@ -1,4 +1,4 @@
-"""What a replay holds at its peak, against the same program uncaptured."""
+"""Peak memory of replays, against that of the same program uncaptured."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def backward_like(args: list[Any]) -> tuple[Any, ...]:
 
 
 def peak(run: Callable[[], Any]) -> tuple[Any, int]:
-    """What ``run`` returns, and the most bytes that were allocated meanwhile."""
+    """The result of ``run``, and the most bytes that were allocated meanwhile."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -151,7 +151,7 @@ def test_a_workspace_takes_the_room_that_tensors_left(driver: Driver) -> None:
 
 
 def test_without_memory_a_replay_raises_and_the_next_one_is_right(driver: Driver) -> None:
-    """What the allocator throws reaches the caller as it is, and nothing of the call is left behind."""
+    """The allocator's error reaches the caller as it is, and nothing of the call is left behind."""
     made = captured(driver, doubled, [torch.randn(16 * MB, device="cuda")])
     args = [torch.randn(16 * MB, device="cuda")]
     expected = doubled(list(args))

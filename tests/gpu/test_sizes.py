@@ -60,7 +60,7 @@ def only_record() -> RegionRecord:
 
 @dataclass
 class Counted:
-    """What the driver did meanwhile: captures made, and executables that are still alive."""
+    """Captures that drivers made meanwhile, and their executables that are still alive."""
 
     captures: int
     executables: weakref.WeakSet[Any]

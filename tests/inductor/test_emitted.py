@@ -85,7 +85,8 @@ def step(buffers: str, *origins: str, launches: bool = True, made: tuple[Pattern
 
 
 def origins(body: str, *steps: Step) -> Mapping[str, Origin]:
-    """What each line of a region's function runs, by the line's text; lines that run nothing are left out."""
+    """Map each line of a region's function, by its text, to the origin of its work; lines that run nothing are left
+    out."""
     lines = ["def partition_0(args):", *(f"    {line}" for line in body.strip().splitlines())]
     source = "\n".join(["import torch", "", *lines, ""])
     (found,) = line_origins(source, read_program(source).regions, [steps], DECISION)

@@ -1,5 +1,5 @@
-"""What a program reads of a tensor has the old value where an operator writes the tensor later, however late Inductor
-computes it."""
+"""Reads of a tensor return the old value where an operator writes the tensor later, however late Inductor computes
+them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What Inductor's program becomes under a decision: cuts, order, what is kept out whatever Inductor's patterns make of
-it, and the record held against what was decided."""
+"""Inductor's program under a decision: cuts, order, operators kept out whatever Inductor's patterns make of them, and
+the record held against the decision."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_inductors_plan_of_memory_gives_away_nothing_that_a_partition_returns(fr
 
 
 def read_by_another_view(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """What writes is outside, and what reads is not."""
+    """The write is outside of every region, and the reads are not."""
     x.exp_()
     return y.sum() + x.view(-1).sum()
 

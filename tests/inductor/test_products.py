@@ -36,7 +36,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Times], list[Any]]:
 
 
 def module_of(build: Build, m: Any = 8, dtype: torch.dtype = torch.float32, device: str = "cuda") -> Any:
-    """What ``build`` makes of a graph, bias [16], x [m, 32] and w [32, 16]."""
+    """A module whose graph ``build`` makes of bias [16], x [m, 32] and w [32, 16]."""
     graph, mode = torch.fx.Graph(), FakeTensorMode()
     sizes = {"bias": (16,), "x": (m, 32), "w": (32, 16)}
     given = {name: graph.placeholder(name) for name in sizes}

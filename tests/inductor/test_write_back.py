@@ -1,4 +1,4 @@
-"""What passes change in the IR arrives in the FX graph: operands, new and removed nodes, order, fake results."""
+"""Changes that passes make in the IR arrive in the FX graph: operands, new and removed nodes, order, fake results."""
 
 from __future__ import annotations
 

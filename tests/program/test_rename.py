@@ -134,8 +134,9 @@ USE = st.tuples(st.integers(0, 2), st.sampled_from([(0, 8), (0, 8), (0, 4), (4, 
 
 
 def run(program: Program, sequence: Sequence[int]) -> list[Any]:
-    """What lies in the outputs and the argument, where each launch writes what it is and what it reads, byte by byte,
-    and intermediates lie where ``program`` has them."""
+    """The bytes of the outputs and the argument after launches in the order ``sequence``, with intermediates where
+    ``program`` has them. A byte that a launch writes is a hash of the launch, the byte's place and all bytes that the
+    launch read."""
     places = {(POOL, i): ("workspace", at) for i, at in program.layout.offsets.items()}
     slots = {(slot.launch, slot.word): slot for slot in program.slots}
     memory: dict[Any, Any] = {}

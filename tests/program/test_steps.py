@@ -26,7 +26,7 @@ MB = 1 << 20
 
 
 def program(build: Callable[..., None], *facts: Any, **keepers: Any) -> Program:
-    """What ``build(capture, *facts)`` records, with slots from a second capture."""
+    """The program that ``build(capture, *facts)`` records, with slots from a second capture."""
     captures = Capture(), Capture(0x6600_0000_0000, gap=8192)
     for capture in captures:
         build(capture, *facts)
@@ -186,7 +186,7 @@ def tangent(capture: Capture) -> None:
 
 
 def test_what_others_may_hold_is_let_go_of_but_not_counted_on() -> None:
-    """Whether the memory of the intermediates that come next can be the tangent's is for autograd to say."""
+    """Autograd decides if the intermediates that come next can have the tangent's memory."""
     counted = cut(program(tangent))
     assert counted.ideal <= counted.held < 257 * MB
     assert counted.dead[0] == 0

@@ -131,7 +131,7 @@ def poison() -> None:
 
 
 def results(function: Callable[..., Any], aliased: bool) -> list[torch.Tensor]:
-    """What calls return, and what they leave of their inputs. ``aliased``: two inputs are one."""
+    """The results of all calls, and the inputs after each. ``aliased``: two inputs share memory."""
     found: list[torch.Tensor] = []
     with config.patch(fx_graph_cache=False), torch.no_grad():
         for call in range(CALLS):

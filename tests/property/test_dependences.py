@@ -79,7 +79,7 @@ def test_any_topological_order_means_the_same(graph: Graph, data: st.DataObject)
 
 
 def repeated(node: KernelNode, events: dict[str, str]) -> bool:
-    """Whether another node does the same, so that moving this one may mean nothing: a copy made again, say."""
+    """True if another node has the same event, so that moving this one may mean nothing: a copy made again, say."""
     return list(events.values()).count(events[node.name]) > 1
 
 

@@ -30,7 +30,7 @@ def closure(edges: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
 
 @st.composite
 def branched(draw: st.DrawFn, most: int = 14) -> Branched:
-    """What streams that fork and join leave behind, with any edges besides.
+    """Launches on streams that fork and join, with up to three edges besides.
 
     Every launch is given to one of a few streams, and comes after the last one on it; before, the stream may wait for
     others.

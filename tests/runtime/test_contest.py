@@ -446,7 +446,7 @@ def test_a_second_replay_that_declines_leaves_the_first() -> None:
 
 
 def decided(region: Region) -> list[tuple[str, bool]]:
-    """What was decided on orders, and whether by an earlier process."""
+    """The decided orders, each with True if an earlier process decided it."""
     return [(each.order, each.path is not None) for each in region.record.orders]
 
 

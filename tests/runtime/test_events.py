@@ -1,4 +1,4 @@
-"""What an operator of a service sees of regions: log lines, events, and counters by region and reason."""
+"""Regions as an operator of a service sees them: log lines, events, and counters by region and reason."""
 
 from __future__ import annotations
 

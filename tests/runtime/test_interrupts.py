@@ -1,8 +1,8 @@
-"""What comes in between, at any place of the runtime: exceptions and signals, finalisers, other threads.
+"""Interruptions at any place of the runtime: exceptions and signals, finalisers, other threads.
 
 After an exception the arguments have seen no run or one, nothing of a capture is left on the thread, and the region is
-captured by a later call. Finalisers call compiled functions whenever garbage is collected, on any thread: nothing waits
-there for what may wait for it.
+captured by a later call. Finalisers call compiled functions whenever garbage is collected, on any thread: such a call
+waits for nothing that may wait for it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def lines_met(call: RegionCall, kind: type[Lines]) -> list[Line]:
 
 
 class Expected:
-    """What one uncaptured run does to copies of ``args``."""
+    """Outputs of one uncaptured run on a copy of ``args``; arguments and random state before and after it."""
 
     def __init__(self, call: RegionCall, args: list[Any]) -> None:
         self.args, self.left, self.state = copy_arguments(args), copy_arguments(args), torch.get_rng_state()
@@ -166,13 +166,13 @@ class Expected:
 
 
 def thread_state() -> list[Any]:
-    """What a capture changes on its thread, and in its process, for a while."""
+    """State of the thread, and of its process, that a capture changes for a while."""
     modes = dispatch_mode_depth(), dispatch_mode_flags(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     return [*modes, list(capturing), gc.isenabled(), interrupted_by_hand()]
 
 
 def interrupted_by_hand() -> bool:
-    """Whether Ctrl-C still does what it does."""
+    """True if SIGINT still raises KeyboardInterrupt."""
     try:
         signal.raise_signal(signal.SIGINT)
     except KeyboardInterrupt:
@@ -472,7 +472,7 @@ def test_two_signals_at_any_line_leave_nothing_behind(call: RegionCall, step: in
 
 
 def in_a_child(work: Callable[[], bool]) -> bool:
-    """What ``work`` says in a process that is forked now."""
+    """The result of ``work`` in a process that is forked now; False if it raises there."""
     child = os.fork()
     if child == 0:
         try:
@@ -583,8 +583,8 @@ class Collection:
 
 
 def answers(collection: Collection) -> list[bool]:
-    """Whether finalisers were answered right: by the region that is called, by one that is due, and one that replays.
-    The calls meanwhile miss, capture, compare, replay and evict."""
+    """For each finaliser, True if its call is answered right: by the region that is called, by one that is due, or by
+    one that replays. The calls meanwhile miss, capture, compare, replay and evict."""
     driver, options, found = EvenDriver(), RegionOptions(memory_limit=2 * BYTES), list[bool]()
 
     def ask(region: Region, size: int) -> bool:
@@ -634,7 +634,7 @@ def test_a_finaliser_may_call_regions_within_any_function_of_the_runtime() -> No
 
 
 def test_a_capture_of_another_thread_is_not_waited_for() -> None:
-    """What the capturing thread runs may wait for the other one, as a finaliser does that takes a lock."""
+    """Code of the capturing thread may wait for the other one, as a finaliser does that takes a lock."""
     answered: list[torch.Tensor] = []
     x = torch.ones(4)
     other = region_of(lambda args: (args[0] + 1,))

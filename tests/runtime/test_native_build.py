@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _no_temporary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands for a folder that cannot be used is made anew, and warned of."""
+    """Stand-ins for folders that cannot be used are made anew, and warned of."""
     monkeypatch.setattr(cache, "_temporary", {})
 
 

@@ -320,7 +320,8 @@ def test_written_arguments_are_exact_where_accesses_are_known() -> None:
 def word_beside_an_operand(
     words: tuple[int, int], may_access: Reach | None, foreign: UnownedMemory | None = None
 ) -> SlotTable | Refusal:
-    """What is said of a word, ``words`` in either capture, beside an operand: inputs 0 and 1 are the allocations."""
+    """The slots, or the refusal, of a launch with an operand and a word beside it, ``words`` in either capture: inputs
+    0 and 1 are the allocations."""
 
     def build(capture: Capture, number: int) -> None:
         operand, word = capture.input(64), words[number]

@@ -1,4 +1,4 @@
-"""What arguments are: fingerprints by bits, and copies at other addresses."""
+"""Arguments: fingerprints by bits, and copies at other addresses."""
 
 from __future__ import annotations
 

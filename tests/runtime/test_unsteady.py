@@ -66,7 +66,8 @@ def unsteady_region(
 def run(
     fn: Function, kernel: Function | None = None, calls: int = 3, outputs: int = 3
 ) -> tuple[RegionRecord, FakeDriver]:
-    """What becomes of a region: exactly one run's effect is seen for each call, and random numbers are not drawn."""
+    """The record and the driver of a region after ``calls`` calls: exactly one run's effect is seen for each, and
+    random numbers are not drawn."""
     region, driver = unsteady_region(fn, kernel, outputs=outputs)
     state, before = torch.zeros(4), torch.get_rng_state()
     for call in range(calls):
@@ -157,8 +158,8 @@ def test_a_replay_that_is_the_odd_one_of_runs_that_vary_is_captured_once_more(of
 
 
 def lagging(values: Sequence[float]) -> RegionRecord:
-    """What becomes of a region of which a replay adds what the one before was given, as where it reads memory before
-    that is written: made again with the same arguments, it is right. ``values`` are given, one by one."""
+    """The record of a region whose replay adds the operand of the replay before, as where it reads memory before that
+    is written: made again with the same arguments, it is right. Each call adds one of ``values``."""
     left = torch.zeros(SIZE, dtype=torch.bfloat16)
 
     def kernel(args: list[Any]) -> Sequence[Any]:
@@ -433,8 +434,8 @@ def test_a_verified_replay_that_is_far_off_is_wrong_if_the_next_is_so_too(replay
 
 
 def rare(spoil: Callable[[torch.Tensor], Any]) -> RegionRecord:
-    """What becomes of a region each run of which is off by 2**-8 in one of 16,384 elements, another one each time, as
-    where a bfloat16 rounds to the other side; and of which ``spoil`` changes what a replay returns so."""
+    """The record of a region each run of which is off by 2**-8 in one of 16,384 elements, another one each time, as
+    where a bfloat16 rounds to the other side. ``spoil`` changes the result of its replays."""
     generator = torch.Generator().manual_seed(5)
 
     def fn(args: list[Any]) -> Sequence[Any]:
@@ -851,7 +852,7 @@ def test_the_answering_run_may_be_the_one_that_differs() -> None:
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_runs_of_all_ranks_draw_as_one(raises: bool) -> None:
-    """What one call draws, whatever is run besides; numbers of other runs are others."""
+    """The generator advances by the draws of one call, whatever is run besides; other runs draw other numbers."""
     joint = Joint(0.0, RIGHT, raises=ArithmeticError("as asked") if raises else None, draws=True)
     torch.manual_seed(5)
     torch.rand(SIZE)

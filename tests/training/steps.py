@@ -61,7 +61,7 @@ def setup(
     optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.AdamW(p, lr=0.01),
     model: Callable[[], nn.Module] | None = None,
 ) -> Setup:
-    """The same each time it is called."""
+    """A model and its optimizer, with equal weights in each call."""
     torch.manual_seed(0)
     made = (mlp() if model is None else model()).to(DEVICE)
     return Setup(made, optimizer(made.parameters()))

@@ -1,4 +1,4 @@
-"""What users do around a training step: each against eager, in one graph, replayed."""
+"""User code around a training step: each case against eager, in one graph, replayed."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ def test_a_step_agrees_with_eager(name: str) -> None:
 
 
 def scored(ours: Setup) -> Any:
-    """What is returned is computed behind the optimizer, from results of the model before."""
+    """A step that computes its result behind the optimizer, from results of the model before the update."""
 
     def step(x: torch.Tensor, y: torch.Tensor) -> Any:
         out = ours.model(x)

@@ -1,6 +1,6 @@
-"""What Dynamo traces of training steps that are not plain: with hooks that come and go, in several graphs, twice.
+"""Dynamo's traces of training steps that are not plain: with hooks that come and go, in several graphs, twice.
 
-What is traced matters here, not what is compiled: these run on ``aot_eager``.
+The trace matters here, not the compiled code: these run on ``aot_eager``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What operators and kernels say of their operands, as facts of the launches that they made."""
+"""Operands of operators and kernels, as facts of the launches that they made."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_launches_that_use_the_generators_memory_draw() -> None:
 
 
 def reach_of(name: str, reads: tuple[int, ...]) -> frozenset[tuple[AllocationKind, int]] | None:
-    """What the second of three launches can reach, when its call ``name`` reads ``reads``."""
+    """The allocations that the second of three launches can reach, when its call ``name`` reads ``reads``; None for
+    any."""
     capture = Capture(0x7F00_0000_0000)
     capture.input(64)
     capture.constant(0x5500_0000_0000, 64)

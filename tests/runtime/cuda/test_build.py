@@ -1,4 +1,4 @@
-"""What the native half is built from, and what is said where it cannot be."""
+"""Headers that the native half is built from, warnings of methods that it does not know, and errors without headers."""
 
 from __future__ import annotations
 

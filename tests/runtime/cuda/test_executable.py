@@ -1,4 +1,4 @@
-"""What a native region is told: which memory each patched address comes from."""
+"""The native region of a program: places of patched addresses, scratch words, bytes of memory, edges, and cleanup."""
 
 from __future__ import annotations
 

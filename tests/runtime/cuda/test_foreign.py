@@ -41,7 +41,7 @@ def _torch_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(capture: Capture) -> tuple[UnownedAddress, ...]:
-    """What is told of the only launch."""
+    """The unowned addresses of the only launch."""
     driver: Any = Driver()
     (launch,) = with_unowned(
         driver,

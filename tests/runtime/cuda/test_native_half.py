@@ -52,7 +52,7 @@ def library() -> Path:
 
 
 def run(library: Path, code: str) -> list[str]:
-    """What ``code`` prints, line by line, in a process of its own where ``cuda`` is the simulated module."""
+    """The lines that ``code`` prints in a process of its own where ``cuda`` is the simulated module."""
     done = forked.run(f"{PRELUDE}\n{code}\nsys.stdout.flush()\nos._exit(0)", library)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()

@@ -74,7 +74,7 @@ class Handle:
 
 
 class Driver:
-    """What is asked of ``cuda.bindings.driver``, over plain objects and the parameter ``layouts`` of functions."""
+    """A stand-in for ``cuda.bindings.driver``, over plain objects and the parameter ``layouts`` of functions."""
 
     CUmemorytype = CUmemorytype
     CUgraphNodeType = CUgraphNodeType

@@ -231,7 +231,7 @@ def test_a_collective_is_refused_before_it_is_issued(process_group: None) -> Non
 
 
 def test_a_collective_is_captured_where_that_is_asked_for(process_group: None) -> None:
-    """What it was given, and made, torch may hold until the next one; nothing else."""
+    """Torch may hold the collective's operands and results until the next one; nothing else."""
     name = distributed.group.WORLD.group_name
     stream = Stream()
     stream.observer.calls = EagerCalls(frozenset(), False, pytest.fail, lambda: 0)

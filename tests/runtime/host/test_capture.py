@@ -1,4 +1,4 @@
-"""What a capture says, and what it leaves alone: nothing runs, nothing is touched, nothing stays behind."""
+"""Recordings of captures, which have no other effect: nothing runs, nothing is touched, nothing stays behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def call() -> RegionCall:
 
 
 def mapped(address: int) -> bool:
-    """Whether any mapping of this process holds ``address``."""
+    """True if any mapping of this process holds ``address``."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         low, high = (int(part, 16) for part in line.split()[0].split("-"))
         if low <= address < high:

@@ -1,4 +1,4 @@
-"""What a replay accepts, what it turns away before anything is written, and how it fails."""
+"""Arguments that a replay accepts, arguments that it turns away before anything is written, and errors in replays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native half checks at each replay, and before it: nothing is launched, or stored, that does not fit."""
+"""Checks of the native half at each replay, and before it: nothing is launched, or stored, that does not fit."""
 
 from __future__ import annotations
 

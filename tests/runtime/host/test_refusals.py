@@ -1,4 +1,4 @@
-"""What cannot be captured is refused by a code, whatever the order of things that were recorded before it."""
+"""Regions and arguments that cannot be captured are refused with a code, whatever was recorded before."""
 
 from __future__ import annotations
 

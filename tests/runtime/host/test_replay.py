@@ -1,4 +1,4 @@
-"""What replays return, and what they read: views, arguments, constants, lists, one object twice."""
+"""Replays return views, arguments, constants, and one object twice; they read lists, indices and constants."""
 
 from __future__ import annotations
 
