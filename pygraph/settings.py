@@ -129,6 +129,14 @@ class Settings:
             chosen[key] = _checked(key, name, value)
         return Settings(**chosen)
 
+    @staticmethod
+    def of_callable(options: Mapping[str, Any] | None) -> Settings:
+        """``make`` for a callable that is captured as it runs. Raises OptionError for options of compiled programs."""
+        for name in options or {}:
+            if name.replace("-", "_") in COMPILED:
+                raise OptionError(f"the option '{name}' is one of compiled programs, not of captured callables")
+        return Settings.make(options)
+
 
 _KINDS = {
     "passes": "pipeline text or a sequence of passes",
@@ -149,6 +157,8 @@ _KINDS = {
     "inductor": "a mapping of Inductor's options",
 }
 """The values that each option takes."""
+COMPILED = frozenset({"passes", "dump_dir", "dump_inputs", "frames", "collectives", "cache_dir", "inductor"})
+"""Options of compiled programs, which a callable that is captured as it runs has no use for."""
 _VARIABLES = {_PREFIX + name.upper(): name for name in _KINDS if name != "inductor"}
 
 

@@ -117,7 +117,7 @@ class Graph(Generic[P, R]):
         self.function = function
         self.record = GraphRecord(getattr(function, "__qualname__", type(function).__name__))
         self._how, self._root, self._key = how, (how.get("held", ()),), how.get("key")
-        self._settings, self._owner = Settings.make(how.get("options")), live.owner()
+        self._settings, self._owner = Settings.of_callable(how.get("options")), live.owner()
         self._answering: Callable[..., Any] = function
         """Runs each call that is no replay."""
         self._made, self._ledger = 0, Ledger()
@@ -539,7 +539,8 @@ def graph(
         compare: called with the path and the tensor of what is held; where it is false, a comparison neither copies the
             tensor nor looks at it, and the replay writes it in place, right before ``function`` writes it again
         eager: operators (without overloads, such as ``aten.sort``) that replays call between segments
-        options: those of the backend
+        options: those of the backend but for those of compiled programs (``passes``, ``dump_dir``, ``dump_inputs``,
+            ``frames``, ``collectives``, ``cache_dir``, ``inductor``), which raise OptionError
     """
     how: How = {"held": held, "key": key, "compare": compare, "eager": tuple(eager), "options": options}
     return functools.partial(Graph, how=how) if function is None else Graph(function, how)

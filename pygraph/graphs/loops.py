@@ -99,7 +99,7 @@ def loop(
         held: modules, tensors, and containers of them, that the step reads or writes, beside ``step`` if that is one
         key: called with a state; what else the Python code decides by
         compare: as that of ``pygraph.graph``
-        options: those of the backend
+        options: as those of ``pygraph.graph``
     """
     if not isinstance(steps, torch.Tensor):
         steps = operator.index(steps)

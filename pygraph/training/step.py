@@ -28,6 +28,7 @@ from pygraph.graphs import Graph, graph
 from pygraph.graphs.held import Walk, gives_items, reachable
 from pygraph.report.model import reports
 from pygraph.runtime.reasons import BUILDING, reason_of
+from pygraph.settings import COMPILED
 from pygraph.training.standins import Used, collected, install
 
 __all__ = ["TrainStep", "train_step"]
@@ -110,7 +111,8 @@ class _Handed(Generic[P, R]):
         self._schedulers = [each for each, _ in reachable(used, step) if isinstance(each, LRScheduler)]
         self._scheduled = False
         self._strict = options.get("strict", False)
-        self._graph: Graph[P, R] = graph(step, held=held, key=key, options={**options, "strict": False})
+        own = {name: value for name, value in options.items() if name.replace("-", "_") not in COMPILED}
+        self._graph: Graph[P, R] = graph(step, held=held, key=key, options={**own, "strict": False})
         self._vain = 0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -16,7 +16,7 @@ from torch.distributed import _functional_collectives as functional_collectives
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import pygraph
-from pygraph.errors import CaptureError
+from pygraph.errors import CaptureError, OptionError
 from pygraph.graphs.watch import attributes_refused
 from pygraph.runtime.calls import leaves
 from tests.graph.calls import assert_same, is_replay, replayed
@@ -409,6 +409,15 @@ def test_strict_raises() -> None:
     graph(torch.ones(3))
     with pytest.raises(CaptureError, match="host-read"):
         graph(torch.ones(3))
+
+
+@pytest.mark.parametrize("options", [{"passes": "legality"}, {"dump-dir": "dumps"}, {"inductor": {}}])
+def test_options_of_compiled_programs_raise(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(OptionError, match=f"the option '{name}' is one of compiled programs"):
+        pygraph.graph(lambda x: x + 1, options=options)
+    with pytest.raises(OptionError, match=f"the option '{name}' is one of compiled programs"):
+        pygraph.loop(lambda state: state + 1, torch.ones(2), steps=2, options=options)
 
 
 def test_disable_runs_the_callable() -> None:

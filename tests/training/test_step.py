@@ -310,7 +310,8 @@ def replays_of(kind: str) -> int:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_step_in_parts_is_captured_as_it_runs_where_its_state_is_known(known: bool) -> None:
     ours, theirs = (setup(OPTIMIZERS["nesterov"], InParts) for _ in range(2))
-    step = pygraph.train_step(basic(ours), held=[ours.model, {"optimizer": ours.optimizer}] if known else None)
+    held = [ours.model, {"optimizer": ours.optimizer}] if known else None
+    step = pygraph.train_step(basic(ours), held=held, options={"frames": True})  # an option of compiled programs alone
 
     def new_memory(of: Setup, index: int) -> None:
         if index == 5:
