@@ -1,7 +1,7 @@
 """PyGraph: a compiler pass framework that deploys CUDA Graphs in PyTorch programs.
 
-``torch.compile(model, backend="pygraph")`` is all that a program needs; the names below explain what came of it.
-They are loaded at first use, so that tools which only read IR do not import torch.
+Most programs need only ``torch.compile(model, backend="pygraph")``. The names below capture other code, prepare sizes
+and report results. They are loaded at first use, so tools that only read IR do not import torch.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from pygraph.settings import Settings
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The reports of one explained model. Prints as text; notebooks show the page.
+    """Reports of one explained model. Prints as text; notebooks show the HTML page.
 
     Args:
-        reports: those of its graphs, oldest first
+        reports: reports of the model's graphs, oldest first
     """
 
     reports: Sequence[GraphReport]
@@ -41,29 +41,29 @@ class Explanation:
         return framed(self.reports)
 
     def html(self) -> str:
-        """A self-contained page with a picture of each graph."""
+        """Self-contained HTML page with a picture of each graph."""
         return render_html(self.reports)
 
     def json(self) -> dict[str, Any]:
-        """The reports as data; the schema is versioned."""
+        """Reports as JSON values, in a versioned schema (see ``pygraph.report.facts``)."""
         return to_json(self.reports)
 
 
 def explain(
     model: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> Explanation:
-    """Compile ``model``, call it until its regions are replayed, and say what was captured and what was not, and why.
+    """Compile ``model``, call it until its regions are replayed, and report what was captured, what was not, and why.
 
-    The model is called ``capture_after + 1`` times with the same arguments: what it mutates is mutated as often. The
-    state of the random generators is put back. Calls wait for a native library that is being built. Only graphs that
-    are compiled meanwhile are explained: none of a model that runs compiled already (``reports`` has those). Raises
-    what the model raises.
+    The model is called ``capture_after + 1`` times with the same arguments; each call may mutate state. The state
+    of torch's random generators is restored. Calls wait for a native library that is being built. The result covers
+    only graphs that these calls compile; ``reports`` has earlier ones. Raises OptionError for an invalid option, and
+    any exception of the model.
 
     Args:
-        model: a module or a function
-        *args: its arguments
-        options: those of the backend
-        **kwargs: its arguments by keyword
+        model: module or function
+        *args: positional arguments of each call
+        options: options of the backend (see ``Settings``); default: none
+        **kwargs: keyword arguments of each call
     """
     settings = Settings.make(options)
     known = {id(report) for report in kept.reports()}
@@ -76,22 +76,22 @@ def explain(
 
 
 def reports() -> list[GraphReport]:
-    """The reports of the last 256 graphs, and of all whose programs are alive, oldest first."""
+    """Reports of the last 256 graphs and of all live programs, oldest first."""
     return kept.reports()
 
 
 def counters() -> dict[str, int]:
-    """Counts of the runtime in this process so far: captures, replays, uncaptured calls, and each other kind of event
-    (see ``Event``), in all and by reason."""
+    """Counters of this process: captures, replays, uncaptured calls, and each other kind of event (see ``Event``), in
+    total and by reason, such as ``refused`` and ``refused.host-read``."""
     return dict(sorted(dict(events.counts).items()))  # a copy first: other threads may count meanwhile
 
 
 def region_counters() -> dict[str, dict[str, int]]:
-    """The counters of each region that is alive, by its name: since it was made, whatever ``reset`` has forgotten."""
+    """Counters of each live region since its creation, by region name. ``reset`` does not clear them."""
     return live.counters_of(live.regions())
 
 
 def reset() -> None:
-    """Forget reports and counts. Compiled programs go on; ``torch._dynamo.reset()`` frees those."""
+    """Clear reports and the counters of this process. Compiled programs stay; ``torch._dynamo.reset()`` frees them."""
     kept.clear()
     events.forget()

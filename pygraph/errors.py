@@ -1,7 +1,7 @@
-"""The exceptions of PyGraph, under one root, and the places that they name.
+"""Exceptions of PyGraph, under one root, and the source places that they name.
 
-What cannot be captured is data (see ``pygraph.passes.legality``) and never raised. An exception here means that
-a text, a graph, a pass, an option, a capture or a replay broke its contract.
+Operators that cannot be captured are data (see ``pygraph.passes.legality``), and raise only with the option ``strict``.
+An exception means that a text, a graph, a pass, an option, a capture or a replay broke its contract.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A place in a text: 1-based line and column, and the number of characters underlined there."""
+    """A place in a text: line and column, both from 1, and the number of characters to underline."""
 
     line: int
     column: int
@@ -27,14 +27,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The user's source line that a node came from.
+    """The user's source line of a node.
 
     Args:
-        file: its path
-        line: its number, from 1
-        function: the function that the line is in
-        code: the line's text
-        frames: the calls that led there, outermost first, each ``file:line function``; empty unless asked for
+        file: path of the file
+        line: line number, from 1
+        function: name of the enclosing function
+        code: text of the line
+        frames: the user's call stack, outermost first, each ``file:line function``; empty without the option ``frames``
     """
 
     file: str
@@ -63,14 +63,14 @@ _PICTURES = {"\t": " ", "\x7f": "\u2421", **{chr(code): chr(0x2400 + code) for c
 
 
 class PygraphError(Exception):
-    """Root of every exception that PyGraph raises on purpose. Its message is safe to print, whatever it quotes."""
+    """Root of all exceptions of PyGraph. Messages are safe to print: control characters are replaced."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(printable(message))
 
 
 class ParseError(PygraphError):
-    """A ``.pgir`` or pipeline text that does not parse. Carries the place (``span``) and the bare ``reason``."""
+    """A ``.pgir`` or pipeline text that does not parse. ``span`` is the place, ``reason`` the message without it."""
 
     def __init__(self, reason: str, span: Span, text: str, source: str = "<text>") -> None:
         self.reason = reason
@@ -80,7 +80,7 @@ class ParseError(PygraphError):
 
 
 class VerifyError(PygraphError):
-    """A graph that breaks a rule of its stage. Names the ``rule``, the ``node`` (if one) and the ``stage``."""
+    """A graph that breaks a ``rule`` of its ``stage``. ``node`` is the name of the node at fault, or None."""
 
     def __init__(self, reason: str, *, rule: str, stage: str, node: str | None = None) -> None:
         self.reason = reason
@@ -95,12 +95,12 @@ class PassError(PygraphError):
     """A pass that raised or broke its contract.
 
     Attributes:
-        pass_name: the pass, or the passes, by name
-        stage: the stage of the graph
-        node: the node at fault, if known
-        passes_run: those that ran before
-        reproducer: the path of a file that runs the pass again, if one was written
-        built_in: the pass is PyGraph's own
+        pass_name: name of the pass, or of several passes
+        stage: stage of the graph; ``program`` for a launch program
+        node: name of the node at fault; None if unknown
+        passes_run: names of the passes that ran before
+        reproducer: path of a file that runs the pass again; None if none was written
+        built_in: true for PyGraph's own passes
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class PassError(PygraphError):
 
 
 class MeaningError(PygraphError):
-    """A pass that changed what a graph computes. Names the first ``node`` that differs, where one is known."""
+    """A pass that changed the results of a graph. ``node`` is the name of the first node that differs, if known."""
 
     def __init__(self, reason: str, *, node: str | None = None) -> None:
         self.reason = reason
@@ -137,12 +137,12 @@ class MeaningError(PygraphError):
 
 
 class OptionError(PygraphError):
-    """An option or pass name that does not exist, or a value of the wrong type. Names the nearest known one."""
+    """An unknown option or pass name, with the nearest known name in the message; or an invalid value."""
 
 
 class CaptureError(PygraphError):
-    """A region that cannot be captured. ``reason`` is a code, ``detail`` says what was met, ``launch`` in which launch
-    it was met (its number in the capture), where it was in one."""
+    """A region that cannot be captured. ``reason`` is a code, ``detail`` the cause in words. ``launch`` is the number
+    of the launch at fault in the capture, or None."""
 
     def __init__(self, reason: str, detail: str = "", *, launch: int | None = None) -> None:
         self.reason = reason
@@ -152,8 +152,8 @@ class CaptureError(PygraphError):
 
 
 class ProgramError(CaptureError):
-    """A launch program that breaks a ``rule`` of its verifier. ``launch`` is the number of the one at fault, if it is
-    a launch; ``reason`` is ``unordered-launches`` where one does not wait for another, else ``invalid-program``."""
+    """A launch program that breaks a ``rule`` of its verifier. ``reason`` is ``unordered-launches`` if a wait between
+    launches is missing, else ``invalid-program``. ``launch`` is the number of the launch at fault, or None."""
 
     def __init__(self, rule: str, detail: str, *, launch: int | None = None) -> None:
         self.rule = rule
@@ -162,4 +162,4 @@ class ProgramError(CaptureError):
 
 
 class ReplayError(PygraphError):
-    """A captured region that could not be replayed although its arguments matched."""
+    """A replay that failed although its arguments matched, or that differs from an uncaptured run."""

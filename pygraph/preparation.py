@@ -59,13 +59,13 @@ _POLL = 0.002
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of the device that sizes are prepared on. Of a CPU, that of captures alone is known.
+    """Memory of the device on which sizes are prepared. On a CPU, only ``captures`` is known; the rest is 0.
 
     Args:
-        captures: Bytes that all captures are counted as, outside of torch's allocator.
-        allocated: Bytes of tensors in torch's allocator.
-        reserved: Bytes that torch's allocator holds.
-        used: Bytes that are not free, whoever holds them.
+        captures: bytes of all captures, outside of torch's allocator, by the driver's estimate
+        allocated: bytes of tensors in torch's allocator
+        reserved: bytes that torch's allocator reserves
+        used: bytes of the device in use, by any process
     """
 
     captures: int = 0
@@ -79,9 +79,9 @@ class SizeMemory:
     """Memory of one size.
 
     Args:
-        instances: Bytes that its captures take of the device, outside of torch's allocator, at most.
-        workspace: Bytes of intermediates that a replay takes from torch's allocator for itself.
-        parts: Workspaces of the regions that such a call replays, the largest of which is ``workspace``.
+        instances: bytes of the device that its captures take outside of torch's allocator, at most
+        workspace: bytes of intermediates that a replay takes from torch's allocator: the largest of ``parts``
+        parts: workspaces of the regions that a call of this size replays
     """
 
     instances: int
@@ -94,13 +94,13 @@ class Prepared:
     """Outcome of ``prepare``. Prints as a few lines.
 
     Args:
-        captured: Sizes whose next calls are replayed, largest first: their numbers in the order of the mapping's keys,
-            or the sizes of the tensors of an example.
-        refused: Why other sizes are not captured, or not in all parts; or what the model raised.
-        seconds: Time that it took.
-        before: Memory at its beginning.
-        after: Memory at its end.
-        memory: That of each captured size.
+        captured: sizes whose next calls are replayed, largest first: numbers in the order of the mapping's keys, or
+            the tensor sizes and ints of an example
+        refused: for each other size, why it is not captured (or only in part), or the exception of the model
+        seconds: duration, s
+        before: memory before the preparation
+        after: memory after the preparation
+        memory: memory of each captured size
     """
 
     captured: tuple[Size, ...]
@@ -111,11 +111,11 @@ class Prepared:
     memory: Mapping[Size, SizeMemory]
 
     def forecast(self, *size: Any) -> SizeMemory:
-        """Memory that another size would take, by that of those which are captured. Three of one number, or the
-        nine combinations of three of each of two, tell of squares, as attention takes. Sizes 0 and 1 tell nothing of
-        others: they may be programs of their own.
+        """Predict the memory of another size from the captured sizes.
 
-        Raises OptionError where no captured sizes differ as this one does from them.
+        Quadratic growth, as of attention, needs three captured values of a number, or all nine combinations for two
+        numbers. Sizes 0 and 1 are left out if there are others: they may be programs of their own. Raises OptionError
+        if ``size`` differs from the captured sizes in a number that is equal in all of them.
         """
         if size in self.memory:
             return self.memory[size]
@@ -188,28 +188,28 @@ def prepare(
 ) -> Prepared | Future[Prepared]:
     """Call ``compiled`` with each of ``sizes``, largest first, until the next call of each is replayed.
 
-    The calls are real ones, in the caller's gradient mode, autocast and stream. They run on copies of the example
-    tensors. What the model itself holds changes as in any call: caches in buffers, or statistics of a module in
-    training mode. No gradient is computed, and no backward pass is captured. The state of the random generators is put
-    back, but not with ``background``. A size for which the model raises is reported. Captures need not pay, and need no
-    ``capture_after`` calls.
+    Calls are real, in the caller's gradient mode, autocast and stream. They run on copies of the example tensors.
+    State of the model changes as in any call: caches in buffers, or statistics of a module in training mode. No
+    gradient is computed, and no backward pass is captured. The state of the random generators is restored, except with
+    ``background``. An exception of the model is reported for its size, not raised. The options ``ledger`` and
+    ``capture_after`` delay no capture.
 
-    Of several ranks, all have to prepare the same sizes at the same time: each size is called as often on each.
+    With several ranks, all must prepare the same sizes at the same time: each rank calls each size equally often.
 
-    Raises OptionError for sizes that do not fit the arguments. An interrupt is raised; sizes that were captured before
-    stay captured.
+    Raises OptionError for sizes that do not fit the arguments. After a KeyboardInterrupt, sizes that were captured stay
+    captured.
 
     Args:
-        compiled: A compiled module or function.
-        sizes: Example arguments, a tuple for each size; or the numbers that a dimension takes, as
-            ``{(0, 1): [1, 2, 4, 8]}`` for dimension 1 of argument 0. ``("mask", 1)`` is one of an argument by keyword,
-            ``3`` or ``"position"`` a Python int, and ``((0, 0), ("mask", 0))`` are two that vary together. All
-            combinations are prepared.
-        args: With a mapping, example arguments: tensors of other sizes repeat what they hold, or are cut.
-        kwargs: Example arguments by keyword, of every size.
-        background: Prepare on a thread of its own, and return a future at once. Calls of other threads never wait: they
-            run uncaptured while a size is captured. ``cancel()`` ends it after the call under way.
-        progress: Show a line on stderr, where that is a terminal; never in the background.
+        compiled: compiled module or function
+        sizes: example arguments, a tuple for each size; or values of a dimension, such as ``{(0, 1): [1, 2, 4, 8]}``
+            for dimension 1 of argument 0. ``("mask", 1)`` is dimension 1 of a keyword argument, ``3`` or
+            ``"position"`` is a Python int, and ``((0, 0), ("mask", 0))`` are two dimensions that vary together. All
+            combinations are prepared
+        args: example arguments for a mapping: tensors of other sizes repeat or truncate their values
+        kwargs: example keyword arguments of every size
+        background: prepare on another thread, and return a future at once; default: false. Calls of other threads never
+            wait: they run uncaptured while a size is captured. ``cancel()`` takes effect after the current call
+        progress: show a progress line on stderr if that is a terminal; default: true; never in the background
     """
     planned = _plan(sizes, tuple(args), dict(kwargs or {}))
     if getattr(compiled, "training", False):

@@ -31,9 +31,9 @@ class RegionMemory:
     """Memory of a region's captures.
 
     Args:
-        captures: How many there are.
-        instances: Bytes that these take of the device, outside of torch's allocator, at most.
-        workspace: Bytes of intermediates that each replay of the last capture takes from torch's allocator for itself.
+        captures: number of captures
+        instances: bytes of the device that the captures take outside of torch's allocator, at most
+        workspace: bytes of intermediates that each replay of the latest capture takes from torch's allocator
     """
 
     captures: int
@@ -46,8 +46,8 @@ class SessionMemory:
     """Memory of a session. Prints as a table.
 
     Args:
-        regions: That of each region, by its name in reports.
-        limit: Bytes that all instances on a device may take, if the session sets it.
+        regions: memory of each region, by its name in reports
+        limit: bytes of a device that all instances may take; None if the session sets no limit
     """
 
     regions: Mapping[str, RegionMemory]
@@ -68,15 +68,15 @@ class SessionMemory:
 
 
 class Session:
-    """Owns the regions of programs that are compiled while it is entered. Leaving the block closes it.
+    """Owner of the regions of programs that are compiled while the session is entered. Leaving the block closes it.
 
     Args:
-        memory_limit: Bytes of a device that its captures may take together, as a number or as ``"512MiB"``,
-            ``"2GiB"``; the least recently used go. None: a tenth of the device's memory. The option of the same name
-            wins for programs that are compiled with it.
-        log: Takes the lines about its regions, instead of the logger ``pygraph.runtime``.
+        memory_limit: bytes of a device that all its captures may take, as a number or text such as ``"512MiB"`` or
+            ``"2GiB"``; the least recently used are freed. None: a tenth of the device's memory. A program's own option
+            ``memory_limit`` overrides it
+        log: logger for lines about the session's regions; default: ``pygraph.runtime``
 
-    Raises OptionError for a limit that is no number of bytes; entering it again raises RuntimeError.
+    Raises OptionError for a limit that is not a number of bytes, and RuntimeError if entered twice or after ``close``.
     """
 
     def __init__(self, *, memory_limit: int | str | None = None, log: logging.Logger | None = None) -> None:
@@ -98,25 +98,25 @@ class Session:
         self.close()
 
     def owning(self) -> contextlib.AbstractContextManager[None]:
-        """Within the block, what this thread compiles belongs to the session; leaving it closes nothing."""
+        """Own the programs that this thread compiles within the block. Leaving the block does not close the session."""
         return live.owned_by(self._owner)
 
     def prepare(self, compiled: Callable[..., Any], sizes: Any, **options: Any) -> Any:
-        """As ``pygraph.prepare``; what that compiles belongs to the session."""
+        """Run ``pygraph.prepare``. Programs that it compiles on this thread belong to the session."""
         with self.owning():
             return prepare(compiled, sizes, **options)
 
     def freeze(self) -> None:
-        """Capture nothing more: calls of sizes that are not captured run uncaptured. The first one of each that would
-        have been captured is logged, and counted as ``refused.frozen``. Trials of another order of launches end."""
+        """Stop capturing: calls of other sizes run uncaptured. For each size, the first call that would have been
+        captured is logged, and counted as ``refused.frozen``. Trials of other launch orders end."""
         self._owner.frozen = True
 
     def thaw(self) -> None:
-        """Capture again."""
+        """Allow captures again."""
         self._owner.frozen = False
 
     def memory(self) -> SessionMemory:
-        """Memory of its captures now."""
+        """Current memory of the session's captures."""
         found: dict[str, RegionMemory] = {}
         for region in self._owner.regions:
             record = region.record
@@ -129,16 +129,16 @@ class Session:
         return SessionMemory(found, self._owner.memory_limit)
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """The counters of each of its regions, by name, as ``pygraph.region_counters``."""
+        """Counters of the session's regions, by name, as in ``pygraph.region_counters``."""
         return live.counters_of(self._owner.regions)
 
     def release(self) -> int:
-        """Free its captures; returns how many there were. They are captured again by later calls, unless it is frozen:
-        a service that wakes calls ``thaw``, and ``prepare``."""
+        """Free the session's captures, and return their number. Later calls capture again, unless the session is
+        frozen: a service that wakes up calls ``thaw`` and ``prepare``."""
         return sum(region.release() for region in self._owner.regions)
 
     def close(self) -> None:
-        """Free its captures for good: its programs run uncaptured from now on."""
+        """Free the session's captures for good: its programs run uncaptured from now on."""
         self._owner.closed = True
         for region in self._owner.regions:
             region.close()

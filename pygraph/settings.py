@@ -31,28 +31,28 @@ class Settings:
     """Options of the backend.
 
     Args:
-        passes: pipeline text, or a sequence of passes and pipeline texts; None is the default pipeline
-        launch_passes: the same for passes over the launches of each capture; None is their default pipeline
-        dump_dir: folder for IR, programs and reports; None writes nothing
-        dump_inputs: write the arguments of each graph's first call there, too, up to 1 GiB, for ``pygraph run``
-        frames: give each operator in the IR, dumped or reported, the user's calls that led to it
-        strict: raise when an operator or a region cannot be captured, or PyGraph failed
-        disable: compile with plain Inductor
-        verify: ``first``: a replay is compared once before it counts; ``always``: at every call; ``sample``: at one of
-            1,000
-        capture_after: the occurrence of a set of sizes at which it is captured (2 or more)
-        memory_limit: bytes of a device that the captures of all regions may take together; the least recently used go.
-            None: a tenth of the device's memory
-        ledger: captures of a region must pay: sizes that do not return are not captured; false: each is captured at
-            its ``capture_after``-th occurrence
-        order: what launches of a replay wait for: ``program``, all before them, as captured; ``dependences``, those
-            that they depend on; ``measured``, the one of both that real calls find faster
-        order_memory: the part of its peak of memory that a replay by dependences may take on top, besides 32 MiB; the
-            option ``memory`` of the default pass ``order``
-        collectives: ``eager``: each replay calls them; ``measured``: they are captured with what is around them, where
-            all ranks can, and each has found that right and no slower
-        cache_dir: folder of native libraries and of decisions on orders, for later processes; with None, no
-            decision is kept, and libraries are where they are by default
+        passes: pipeline text, or a sequence of passes and pipeline texts; None: the default pipeline
+        launch_passes: pipeline over the launches of each capture, in the same forms; None: the default pipeline
+        dump_dir: folder for IR, programs and reports; None: no dumps
+        dump_inputs: also dump the arguments of each graph's first call, up to 1 GiB, for ``pygraph run``
+        frames: record, for each operator in dumps and reports, the user's call stack
+        strict: raise CaptureError if an operator or a region cannot be captured; raise PyGraph's own errors, too
+        disable: compile with plain Inductor; run a callable of ``pygraph.graph`` as it is
+        verify: replays to compare with an uncaptured run: ``first``, the first of each capture, unless its kernels are
+            proven; ``sample``, the first of each capture and one in 1,000 later ones; ``always``, all
+        capture_after: occurrence of a set of sizes at which it is captured, at least 2
+        memory_limit: bytes of a device that the captures of all regions may take, as a number or text such as
+            ``"2GiB"``; the least recently used are freed. None: a tenth of the device's memory
+        ledger: capture only sizes that return often enough for captures to pay; false: capture each at its
+            ``capture_after``-th occurrence
+        order: launches for which each launch of a replay waits: ``program``, all earlier ones; ``dependences``, those
+            on which it depends; ``measured``, the faster of both in real calls
+        order_memory: fraction of peak memory that the order ``dependences`` may add, besides 32 MiB: the option
+            ``memory`` of the default pass ``order``
+        collectives: ``eager``: each replay calls collectives; ``measured``: they are captured with the launches around
+            them, once all ranks have found that correct and no slower
+        cache_dir: folder of native libraries and order decisions, for later processes. None: keep no decisions, and
+            keep libraries in the default folder
         inductor: patches to Inductor's configuration for this compilation
     """
 
@@ -75,18 +75,18 @@ class Settings:
 
     @property
     def verify_every(self) -> int:
-        """Of how many replays one is compared with an uncaptured run; 0: none, once the first was."""
+        """Replays per comparison with an uncaptured run; 0: only the first replay of a capture is compared."""
         return {"first": 0, "sample": 1000, "always": 1}[self.verify]
 
     @property
     def pipeline(self) -> Any:
-        """The passes to run."""
+        """Passes to run: ``passes``, or the default pipeline."""
         from pygraph.passes.manager import DEFAULT_PIPELINE  # takes a while, and a restored program needs none
 
         return DEFAULT_PIPELINE if self.passes is None else self.passes
 
     def check_passes(self) -> None:
-        """Raises ParseError or OptionError for passes of the user's that cannot be run, or not in their order."""
+        """Raise ParseError or OptionError if the user's passes cannot run, or not in their order."""
         if self.passes is not None:
             from pygraph.passes.manager import PassManager
 
@@ -97,7 +97,7 @@ class Settings:
             PassManager(self.launch_passes).check_order(None)
 
     def launches(self, folder: Path | None = None) -> LaunchPasses:
-        """The passes over captured launches, with their dumps in ``folder``."""
+        """Passes over captured launches; dumps go to ``folder``, if given."""
         if self.launch_passes is None and folder is None:
             return DefaultPasses(self.order_memory)
         from pygraph.passes.launches import DEFAULT_LAUNCH_PIPELINE, LaunchPipeline
@@ -109,7 +109,7 @@ class Settings:
 
     @staticmethod
     def make(options: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None) -> Settings:
-        """Settings from ``options`` over the environment. Raises OptionError for an unknown name or a wrong value."""
+        """Settings from ``options`` over the environment. Raises OptionError for an unknown name or invalid value."""
         environ = os.environ if environ is None else environ
         _warn_of_unknown(frozenset(name for name in environ if name.startswith(_PREFIX)))
         chosen = {
@@ -131,7 +131,7 @@ class Settings:
 
     @staticmethod
     def of_callable(options: Mapping[str, Any] | None) -> Settings:
-        """``make`` for a callable that is captured as it runs. Raises OptionError for options of compiled programs."""
+        """Settings of a captured callable, as by ``make``. Raises OptionError also for options of compiled programs."""
         for name in options or {}:
             if name.replace("-", "_") in COMPILED:
                 raise OptionError(f"the option '{name}' is one of compiled programs, not of captured callables")

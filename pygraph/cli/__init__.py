@@ -27,9 +27,9 @@ _CODES = """
 \b
 Exit status:
   0  done
-  1  a file, a graph, a pipeline or the script is at fault; stderr says where. 'run': a result differs
-  2  the command line is wrong
-  3  'explain --strict' or '--min-coverage': less was captured than was asked for
+  1  error in a file, a graph, a pipeline or the script; stderr has the place. 'run': a result differs
+  2  invalid command line
+  3  'explain --strict' or '--min-coverage': less was captured than required
 """
 
 
@@ -125,7 +125,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, epilog=_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="pygraph", message="%(prog)s %(version)s")
 def main() -> None:
-    """Look at what PyGraph captures of a program, and run its passes on graphs in files."""
+    """Report what PyGraph captures of a program, and run its passes on graphs in files."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # reports have characters that not every terminal has

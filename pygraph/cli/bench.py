@@ -16,14 +16,14 @@ from pygraph.logs import working
 @click.command(cls=ScriptCommand)
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--sides", default="", metavar="A,B,…", help="Ways of compiling.  [default: all that apply]")
-@click.option("--out", type=click.Path(file_okay=False), help="A folder for results as JSON and Markdown.")
+@click.option("--sides", default="", metavar="A,B,…", help="Sides, as in 'default,pygraph'.  [default: all that fit]")
+@click.option("--out", type=click.Path(file_okay=False), help="Folder for results as JSON and Markdown.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=3600.0, show_default=True, metavar="N",
-              help="What is not measured by then is left out.")  # fmt: skip
-@click.option("--blocks", type=click.IntRange(min=1), default=11, show_default=True, help="Rounds of blocks.")
-@click.option("--calls", type=click.IntRange(min=1), default=10, show_default=True, help="Calls of a block.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="[default: cuda, if there is one]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of blocks.")
+              help="Time limit in seconds. Results that are missing by then are left out.")  # fmt: skip
+@click.option("--blocks", type=click.IntRange(min=1), default=11, show_default=True, help="Blocks of each side.")
+@click.option("--calls", type=click.IntRange(min=1), default=10, show_default=True, help="Calls in a block.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Device to run on.  [default: cuda if there is one]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed for the order of blocks.")
 def bench(
     script: str,
     args: tuple[str, ...],
@@ -37,16 +37,16 @@ def bench(
 ) -> None:
     """Time SCRIPT side by side: eager, Inductor's modes, and PyGraph.
 
-    The script runs once for each side, unchanged, with torch.compile compiling in that side's way, whatever backend,
-    mode or options it gives; a callable under pygraph.graph runs as it is on other sides. What is timed is the time
-    from one call of an outermost compiled callable to the next, with all that the script does in between, once it
-    is warm. It has to make about 7 + blocks × (calls + 3) calls, and half a second's more. It is ended when enough
-    was seen, and one that ends early gives what was measured by then. Options of this command may stand before or
+    The script runs unchanged, once for each side: torch.compile compiles as the side does, and ignores the backend,
+    mode and options that the script passes. On sides other than PyGraph's, a callable of pygraph.graph runs as it is.
+    After warm-up, time is measured from one call of an outermost compiled callable to the next, with the script's code
+    in between. The script must make about 7 + blocks × (calls + 3) calls, and calls for another half second. It is
+    stopped after enough calls; if it ends early, results so far are used. Options of this command may stand before or
     after SCRIPT; those of the script go after '--'.
 
-    Each side has a process of its own. All are alive at the same time, and run blocks of calls in turns, in random
-    order. Ratios are taken within rounds. Results are compared with eager's first, in processes in which Inductor draws
-    random numbers as eager does; a side whose results are wrong, or could not be compared, gets no speed-up.
+    Each side has its own process. All processes are alive at the same time, and run blocks of calls in turn, in random
+    order. Ratios are taken within rounds. Before, results are compared with eager's, in processes in which Inductor
+    draws random numbers as eager does. A side with wrong or uncompared results gets no speed-up.
     """
     import torch
 

@@ -18,13 +18,13 @@ _FIGURES = {  # what is printed of a model, by field
 
 
 @click.command()
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="What to measure.  [default: cuda if there is one]")
-@click.option("--no-save", is_flag=True, help="Do not keep the model: compilations go on with what they had.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Device to measure.  [default: cuda if any]")
+@click.option("--no-save", is_flag=True, help="Do not keep the model: compilations use the previous one.")
 def calibrate(device: str | None, no_save: bool) -> None:
-    """Measure a model of the device on this machine, for the passes to use from now on.
+    """Measure a device model of this machine, for passes to use from now on.
 
-    Takes seconds, in which nothing else should run. The model is kept in the user's cache (PYGRAPH_CACHE_DIR names
-    another folder), for this device, driver, torch and version of PyGraph.
+    It takes some seconds. Nothing else should run meanwhile. The model is kept in the user's cache folder
+    (PYGRAPH_CACHE_DIR sets another), for this device, driver, torch and version of PyGraph.
     """
     import torch
     from rich.console import Console

@@ -71,12 +71,12 @@ class _Sigterm:
 @click.option("--json", metavar="FILE", help="Write the report as JSON.")
 @click.option("--svg", metavar="FILE", help="Write the pictures of all graphs as SVG.")
 @click.option("--dot", metavar="FILE", help="Write the pictures of all graphs as DOT, for Graphviz.")
-@click.option("--strict", is_flag=True, help="Exit with status 3 at a graph break, or when anything is not captured.")
+@click.option("--strict", is_flag=True, help="Exit with status 3 at a graph break, or if anything is not captured.")
 @click.option(
     "--min-coverage",
     type=click.FloatRange(0, 100),
     metavar="PERCENT",
-    help="Exit with status 3 when less of the launches is selected. Each graph break counts as one that is not.",
+    help="Exit with status 3 if less than PERCENT of launches is selected. A graph break counts as one that is not.",
 )
 def explain(
     script: str,
@@ -90,17 +90,17 @@ def explain(
 ) -> None:
     """Run SCRIPT with ARGS and report what was captured, what was not, and why.
 
-    The script may compile with torch.compile(…, backend="pygraph") itself. If it compiles nothing that way but leaves
-    a 'model' and 'inputs' at its top level, that model is compiled and called until it is replayed, as a rule three
-    times: a tuple or list of inputs is the positional arguments, a mapping the keyword arguments, anything else the
-    only argument.
+    The script may call torch.compile(…, backend="pygraph") itself. If it compiles nothing that way but defines 'model'
+    and 'inputs' at its top level, the model is compiled and called until it is replayed, usually three times. A tuple
+    or list of inputs becomes the positional arguments, a mapping the keyword arguments, anything else the only
+    argument.
 
     Options of this command may stand before or after SCRIPT. Those of the script go after '--', as in
-    'pygraph explain train.py -- --lr 3'. For FILE, '-' is stdout, which then holds nothing else: what the script prints
+    'pygraph explain train.py -- --lr 3'. A FILE of '-' is stdout, which then has nothing else: output of the script
     goes to stderr.
 
-    Under torchrun, as in 'torchrun --nproc-per-node 2 -m pygraph explain train.py', rank 0 writes the report: its own,
-    and how the other ranks differ from it.
+    Under torchrun, as in 'torchrun --nproc-per-node 2 -m pygraph explain train.py', rank 0 writes its own report, with
+    the differences of the other ranks.
     """
     from pygraph.report.facts import json_text
     from pygraph.report.html import render_html, render_svg

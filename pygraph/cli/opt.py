@@ -26,21 +26,21 @@ _CHECKS: dict[bool | None, Check] = {None: "result", True: "full", False: "off"}
 @click.command()
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.option("-p", "--pipeline", help="Passes to run, such as 'legality,partitioning{max-regions=4}'.")
-@click.option("--load", multiple=True, metavar="MODULE", help="Import MODULE first, for the passes that it registers.")
-@click.option("--print-before", multiple=True, metavar="PASS", help="Print the graph before PASS (or 'all') on stderr.")
-@click.option("--print-after", multiple=True, metavar="PASS", help="Print the graph after PASS (or 'all') on stderr.")
+@click.option("--load", multiple=True, metavar="MODULE", help="Import MODULE first, to register its passes.")
+@click.option("--print-before", multiple=True, metavar="PASS", help="Print the graph before PASS (or 'all') to stderr.")
+@click.option("--print-after", multiple=True, metavar="PASS", help="Print the graph after PASS (or 'all') to stderr.")
 @click.option(
     "--verify/--no-verify",
     default=None,
-    help="--verify also holds each pass to what it says of itself: what it changed, and that the graph computes what "
-    "it did before, on random inputs; --no-verify checks nothing.  "
+    help="--verify also checks the claims of each pass: whether it changed the graph, and, on random inputs, that the "
+    "graph computes the same results as before; --no-verify checks nothing.  "
     "[default: verify each result]",
 )
-@click.option("--timing", is_flag=True, help="Print the time of each pass on stderr.")
-@click.option("--device", type=click.Choice(list(MODELS)), help="What is captured.  [default: as the graph says]")
-@click.option("--bisect-limit", type=click.IntRange(min=0), metavar="N", help="Run the first N passes only.")
-@click.option("--dump-dir", type=click.Path(file_okay=False), help="Write the graph after each pass, and reproducers.")
-@click.option("-o", "--output", default="-", type=click.File("w", encoding="utf-8"), help="[default: stdout]")
+@click.option("--timing", is_flag=True, help="Print the time of each pass to stderr.")
+@click.option("--device", type=click.Choice(list(MODELS)), help="Device to capture on.  [default: that in FILE]")
+@click.option("--bisect-limit", type=click.IntRange(min=0), metavar="N", help="Run only the first N passes.")
+@click.option("--dump-dir", type=click.Path(file_okay=False), help="Folder for reproducers and graphs after each pass.")
+@click.option("-o", "--output", default="-", type=click.File("w", encoding="utf-8"), help="Output.  [default: stdout]")
 def opt(
     file: IO[str],
     pipeline: str | None,
@@ -51,10 +51,10 @@ def opt(
     output: IO[str],
     **around: Any,
 ) -> None:
-    """Run passes on the graph, or the launch program, in FILE ('-' for stdin) and print the result.
+    """Run passes on the graph or launch program in FILE ('-' for stdin), and print the result.
 
-    Without -p, the '// pipeline:' line of a reproducer says what to run, and its '// device:' line on which device.
-    With neither, what is in FILE is verified and printed.
+    Without -p, the '// pipeline:' line of a reproducer names the passes. Without --device, its '// device:' line names
+    the device. If there are no passes, the content of FILE is verified and printed.
     """
     source, text = file.name, read_text(file)
     if verify:

@@ -14,7 +14,7 @@ from pygraph.passes.pipeline import default_registry, option_texts, path_of
 
 @click.command()
 def passes() -> None:
-    """List the passes that pipelines can name: stages, options with types and defaults, and where they come from."""
+    """List all passes for pipelines, with stages, options, types, defaults and origin."""
     click.echo("\n\n".join("\n    ".join(_lines(name)) for name in default_registry.names()))
 
 

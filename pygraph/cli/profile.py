@@ -18,20 +18,20 @@ from pygraph.logs import working
 @click.option("--out", metavar="FILE", help="Write a self-contained page with a timeline of some calls.")
 @click.option("--json", metavar="FILE", help="Write the figures as JSON.")
 @click.option("--trace", metavar="FILE", help="Write both runs as a trace for Perfetto or chrome://tracing.")
-@click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, help="Calls that are profiled.")
+@click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, help="Calls to profile.")
 def profile(
     script: str, args: tuple[str, ...], out: str | None, json: str | None, trace: str | None, calls: int
 ) -> None:
-    """Show what the host's time goes to in calls of SCRIPT, uncaptured and replayed, and when the GPU is busy.
+    """Show how calls of SCRIPT spend the host's time, uncaptured and replayed, and when the GPU is busy.
 
-    The script runs twice, as under 'pygraph bench': torch.compile compiles with PyGraph, whatever backend, mode or
-    options it gives, and a call is the time from one call of an outermost compiled callable to the next: a training
-    step, where a step calls one. The first time, no region is captured, and a callable under pygraph.graph runs as it
-    is; the second time, all are captured, whether captures pay or not. Once it is warm, calls run under torch.profiler.
-    It has to make about 20 + 2 × calls calls, and is ended when enough was seen.
+    The script runs twice, as under 'pygraph bench': torch.compile compiles with PyGraph, and ignores the backend, mode
+    and options that the script passes. A call lasts from one call of an outermost compiled callable to the next, such
+    as a training step. In the first run, no region is captured, and a callable of pygraph.graph runs as it is. In the
+    second run, all are captured, even if that does not pay. After warm-up, calls run under torch.profiler. The script
+    must make about 20 + 2 × calls calls. It is stopped after enough calls.
 
-    Options of this command may stand before or after SCRIPT; those of the script go after '--'. For FILE, '-' is
-    stdout, which then holds nothing else.
+    Options of this command may stand before or after SCRIPT; those of the script go after '--'. A FILE of '-' is
+    stdout, which then has nothing else.
     """
     from rich.console import Console
 

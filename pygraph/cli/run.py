@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.option("-p", "--pipeline", help="Passes to run first, such as 'partitioning{max-regions=2},selection'.")
-@click.option("--load", multiple=True, metavar="MODULE", help="Import MODULE first, for passes and operators.")
-@click.option("--inputs", "saved", metavar="FILE", help="Inputs as the option 'dump_inputs' saves them.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of random inputs, constants and draws.")
-@click.option("--size", "sizes", multiple=True, metavar="s0=N", help="The value of a symbol.  [default: its hint]")
-@click.option("--device", type=click.Choice(list(MODELS)), help="Run there.  [default: as the graph says]")
+@click.option("--load", multiple=True, metavar="MODULE", help="Import MODULE first, to register passes and operators.")
+@click.option("--inputs", "saved", metavar="FILE", help="File of inputs that the option 'dump_inputs' wrote.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed for random inputs, constants and draws.")
+@click.option("--size", "sizes", multiple=True, metavar="s0=N", help="Value of a symbol.  [default: its hint]")
+@click.option("--device", type=click.Choice(list(MODELS)), help="Device to run on.  [default: that of the graph]")
 def run(
     file: IO[str],
     pipeline: str | None,
@@ -36,12 +36,12 @@ def run(
     sizes: tuple[str, ...],
     device: str | None,
 ) -> None:
-    """Execute the graph in FILE ('-' for stdin), compiled, and compare it with its operators run one by one.
+    """Compile and execute the graph in FILE ('-' for stdin), and compare it with its operators run one by one.
 
-    Inductor compiles the graph, cut at the regions that FILE says, or that the pipeline makes. Without either, the
-    default passes draw them. It is called several times, so that regions are captured and replayed, each time with
-    inputs at other addresses. Inputs that are not saved are random. A graph with symbols is compiled for one value of
-    each. Exit status 1: a result differs; the first operator that computes something else is named.
+    Inductor compiles the graph, cut at the regions in FILE, or at those that the pipeline draws; without either, at
+    those of the default passes. The graph is called several times, with inputs at other addresses each time, so that
+    regions are captured and replayed. Inputs that are not in a file are random. A graph with symbols is compiled for
+    one value of each symbol. If a result differs, the first operator at fault is named, and the exit status is 1.
     """
     source, text = file.name, read_text(file)
     with failing(source, text):

@@ -65,8 +65,8 @@ _TRIED = 8
 
 @dataclass(repr=False)
 class GraphRecord:
-    """Outcome of a graph's calls. ``reason`` says why its last call was no replay, ``refusals`` what was in the way
-    of some call, one of each kind; ``regions`` are those of its entries. ``freed``: captures of others."""
+    """Outcome of a graph's calls. ``reason`` says why the last call was not a replay; None if it was. ``refusals`` has
+    the first refusal of each kind. ``freed`` counts the captures of closed regions, which ``regions`` leaves out."""
 
     name: str
     replays: int = 0
@@ -78,14 +78,14 @@ class GraphRecord:
 
     @property
     def state(self) -> State:
-        """REPLAY if any of its regions is captured."""
+        """State of the graph: REPLAY if any region is captured."""
         if any(record.state is State.REPLAY for record in self.regions):
             return State.REPLAY
         return State.UNCAPTURED if self.reason else State.WARM if self.uncaptured else State.COLD
 
     @property
     def captures(self) -> int:
-        """Of all regions that were."""
+        """Number of captures, those of closed regions included."""
         return self.freed + sum(record.captures for record in self.regions)
 
     def __repr__(self) -> str:
@@ -105,11 +105,11 @@ class How(TypedDict, total=False):
 
 
 class Graph(Generic[P, R]):
-    """A callable that is captured as it runs (see ``graph``). ``record`` tells what became of its calls.
+    """A callable that is captured as it runs (see ``graph``). ``record`` has the outcome of its calls.
 
-    Calls under a dispatch mode, a function transform, forward differentiation, anomaly detection, hooks of saved
-    tensors or of all modules or optimizers, in a capture of another graph, and while Dynamo or ``torch.jit``
-    traces, run ``function``. A copy is a graph of the copied callable, with no captures.
+    ``function`` runs uncaptured under a dispatch mode, a function transform, forward-mode differentiation, anomaly
+    detection, or hooks of saved tensors, all modules or all optimizers; during a capture of another graph; and while
+    Dynamo or ``torch.jit`` traces. A copy is a graph of the copied callable, without captures.
     """
 
     def __init__(self, function: Callable[P, R], how: How) -> None:
@@ -133,16 +133,16 @@ class Graph(Generic[P, R]):
             self.record.reason, self._call = "the option disable is set", self._run  # type: ignore[method-assign]
 
     def __reduce__(self) -> Any:
-        """A copy is a graph of its own, of the copied callable and of what is held then."""
+        """A copy is a separate graph of the copied callable and the copied ``held``, without captures."""
         return type(self), (self.function, {**self._how, "held": self._root[0]})
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a function in a class: bound to ``instance``, which is an argument then."""
+        """Bind to ``instance``, as a function does: ``instance`` becomes the first argument."""
         return self if instance is None else functools.partial(cast("Any", self), instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Returns what the callable returns; raises what it raises. With the option ``strict``, raises CaptureError
-        where it cannot be captured."""
+        """Return the result of the callable, or raise its exception. With the option ``strict``, raise CaptureError if
+        the callable cannot be captured."""
         if torch.compiler.is_compiling():
             return cast("R", self._answering(*args, **kwargs))
         use = get_ident(), self._root[0], args, kwargs
@@ -525,22 +525,22 @@ def graph(
     eager: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Capture ``function``, any callable, at its second call, and replay it with the tensors of each later one. Without
-    ``function``, a decorator.
+    """Capture any callable at its second call, and replay it in later calls. Without ``function``, return a decorator.
 
-    Arguments are pytrees: their tensors are patched, their plain values tell calls apart, by bits. What ``function``
-    leaves in what is held (gradients, buffers, states of optimizers, attributes) is put there by a replay. A call runs
-    uncaptured, and ``record.reason`` says why, where a replay might do something else.
+    Arguments are pytrees: tensors may have new addresses in each call; each set of plain values is captured by itself.
+    A replay updates ``held`` as ``function`` does: gradients, buffers, optimizer state, attributes. A call runs
+    uncaptured if a replay might differ, and ``record.reason`` says why. Raises OptionError for an invalid option.
 
     Args:
-        function: its Python code runs when it is captured, and never in a replay
-        held: modules, optimizers, tensors, and containers of them, that it reads or writes: looked up at every call
-        key: called with the arguments; what else the Python code decides by
-        compare: called with the path and the tensor of what is held; where it is false, a comparison neither copies the
-            tensor nor looks at it, and the replay writes it in place, right before ``function`` writes it again
-        eager: operators (without overloads, such as ``aten.sort``) that replays call between segments
-        options: those of the backend but for those of compiled programs (``passes``, ``dump_dir``, ``dump_inputs``,
-            ``frames``, ``collectives``, ``cache_dir``, ``inductor``), which raise OptionError
+        function: callable whose Python code runs in uncaptured calls and captures, never in a replay
+        held: modules, optimizers, tensors, and containers of them, that ``function`` reads or writes; looked up at
+            every call; default: none
+        key: called with the arguments; returns the other plain values on which the Python code depends
+        compare: called with path and tensor of each held tensor; default: compare all. If false, no comparison copies
+            or checks the tensor: the replay writes it in place, and ``function`` then writes it again
+        eager: operators without overload, such as ``aten.sort``, that replays call between segments
+        options: options of the backend (see ``Settings``); those of compiled programs raise OptionError: ``passes``,
+            ``dump_dir``, ``dump_inputs``, ``frames``, ``collectives``, ``cache_dir``, ``inductor``
     """
     how: How = {"held": held, "key": key, "compare": compare, "eager": tuple(eager), "options": options}
     return functools.partial(Graph, how=how) if function is None else Graph(function, how)

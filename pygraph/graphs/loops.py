@@ -53,10 +53,10 @@ class Looped:
     """Result of ``loop``.
 
     Args:
-        state: the last one
-        count: how many iterations ran: an integer tensor on the device
-        collected: what ``collect`` returned, one row an iteration, zeros behind the last one; None without it
-        record: what became of the calls of this loop
+        state: final state
+        count: number of iterations that ran: an int64 scalar tensor on the state's device
+        collected: results of ``collect``, one row per iteration, then zeros up to ``steps`` rows; None without it
+        record: outcome of the calls of this loop
     """
 
     state: Any
@@ -79,27 +79,27 @@ def loop(
     compare: Callable[[str, torch.Tensor], bool] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Looped:
-    """Run ``state = step(state)`` at most ``steps`` times, until ``until(state)`` holds. From the third call on, that
-    is one launch, which nobody waits for: the device counts, and looks at what ``until`` returns.
+    """Run ``state = step(state)`` at most ``steps`` times, until ``until(state)`` is true. From the third call on, the
+    loop is one launch: the device counts iterations and reads the result of ``until``, and the host does not wait.
 
-    The state that is given is copied, and left as it was. What a step writes in place, such as a cache, is ``held``.
-    No gradients are followed. Where an iteration cannot be captured, or needs the host, the host loops, and
-    ``record.reason`` says why. Raises ValueError where a step changes the structure, sizes or types of the state.
+    The initial state is not modified. Memory that a step writes in place, such as a cache, must be in ``held``.
+    Gradients are not recorded. If an iteration cannot be captured or needs the host, the host runs the loop, and
+    ``record.reason`` says why. Raises ValueError if a step changes the structure, sizes, types or plain values of the
+    state, or if other arguments do not fit the list below.
 
     Args:
-        step: takes a state, a pytree of tensors and plain values, and returns the next one
-        state: the first one
-        steps: how many iterations at most; an integer, or a tensor of one
-        until: called with each state; returns a tensor of one element. The first state is looked at as well
-        collect: called with each new state; what it returns, a pytree of tensors, is kept for each iteration. ``steps``
-            is an integer then
-        follow: called while the loop runs with the rows of new iterations, on the CPU, in order and by one thread at a
-            time, which need not be the caller's. The call returns at the end of the loop then, and raises what it
-            raised. It needs ``collect``
-        held: modules, tensors, and containers of them, that the step reads or writes, beside ``step`` if that is one
-        key: called with a state; what else the Python code decides by
-        compare: as that of ``pygraph.graph``
-        options: as those of ``pygraph.graph``
+        step: takes a state, a pytree of tensors and plain values, and returns the next state
+        state: initial state, with at least one tensor
+        steps: maximum number of iterations: an integer, or an integer tensor of one element
+        until: takes each state, also the initial one; returns a tensor of one element; default: run all ``steps``
+        collect: takes each new state; returns a pytree of tensors, kept for each iteration. Needs an integer ``steps``
+        follow: called with the rows of new iterations while the loop runs: on the CPU, in order, by one thread at a
+            time, perhaps not the caller's. ``loop`` then waits for the end, and raises an exception of ``follow``.
+            Needs ``collect``
+        held: modules, tensors, and containers of them, that the step reads or writes; ``step`` itself if it is a module
+        key: called with a state; returns the other plain values on which the Python code depends
+        compare: see ``pygraph.graph``
+        options: see ``pygraph.graph``
     """
     if not isinstance(steps, torch.Tensor):
         steps = operator.index(steps)

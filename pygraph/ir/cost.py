@@ -15,13 +15,13 @@ __all__ = ["FREE", "H200", "HOST", "MODELS", "UNKNOWN", "Cost", "DeviceModel", "
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of running a node. Each field is a dimension, or None where nobody knows.
+    """Cost of one run of a node. Each field is an int or a symbolic expression; None is unknown.
 
     Args:
-        flops: floating-point operations (a multiply-add counts two, as torch.utils.flop_counter does)
+        flops: floating-point operations; a multiply-add counts as two, as in ``torch.utils.flop_counter``
         read: bytes read from memory
         written: bytes written to memory
-        launches: kernels launched, before any fusion
+        launches: kernels launched, before fusion
     """
 
     flops: Dim | None = None
@@ -55,14 +55,14 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """Rates of one device, to turn a cost into µs.
+    """Rates of one device, which turn a cost into µs.
 
     Args:
-        name: the device, in words
-        bandwidth_gbs: memory traffic, GB/s
-        peak_gflops: arithmetic, GFLOP/s (dense, the common training type), where ``peaks`` says nothing of a type
-        kernel_us: device time that a kernel takes however small, µs
-        peaks: rate of matrix products by element type (its name in ``.pgir`` text), GFLOP/s
+        name: name of the device
+        bandwidth_gbs: rate of memory traffic, GB/s
+        peak_gflops: rate of arithmetic, GFLOP/s, for types that are not in ``peaks`` (dense, the common training type)
+        kernel_us: device time of the smallest kernel, µs
+        peaks: rate of matrix products, GFLOP/s, by element type as in ``.pgir`` text; default: none
         source: origin of the figures
     """
 
@@ -75,13 +75,13 @@ class DeviceModel:
 
     @property
     def label(self) -> str:
-        """Name and source, for people."""
+        """Name and source, for display."""
         return f"{self.name}, {self.source}"
 
     def time_us(self, cost: Cost, values: Mapping[str, int], dtype: str | None = None) -> float | None:
-        """Device time of ``cost`` in µs, or None where the cost is unknown.
+        """Device time of ``cost`` in µs; None if the cost is unknown or has symbols without a value.
 
-        Each launch takes ``kernel_us``, and arithmetic (a product in ``dtype``) or traffic, whichever takes longer.
+        It is ``launches × kernel_us`` plus the longer of arithmetic, at the rate of ``dtype``, and memory traffic.
         """
         parts = [evaluate(part, values) for part in (cost.flops, cost.read, cost.written, cost.launches)]
         if any(part is None for part in parts):
@@ -90,16 +90,16 @@ class DeviceModel:
         return launches * self.kernel_us + max(flops / self.gflops(dtype), (read + written) / self.bandwidth_gbs) / 1e3
 
     def gflops(self, dtype: str | None) -> float:
-        """The rate of products in ``dtype``, GFLOP/s: the general one where nothing is known of it."""
+        """Rate of products in ``dtype``, GFLOP/s: that in ``peaks``, else ``peak_gflops``."""
         return self.peak_gflops if dtype is None else self.peaks.get(dtype, self.peak_gflops)
 
     def with_tf32(self) -> DeviceModel:
-        """The model of a program that multiplies float32 in TF32; the same one where that rate is not known."""
+        """The model of a program that multiplies float32 in TF32; ``self`` if that rate is unknown."""
         return replace(self, peaks={**self.peaks, "f32": self.peaks["tf32"]}) if "tf32" in self.peaks else self
 
     @staticmethod
     def from_json(data: Any) -> DeviceModel:
-        """The model whose fields ``data`` has. Raises ValueError for anything else, and for impossible figures."""
+        """The model with the fields in ``data``. Raises ValueError for wrong fields or impossible figures."""
         try:
             given = dict(data)
             peaks = {str(dtype): float(gflops) for dtype, gflops in given.pop("peaks").items()}

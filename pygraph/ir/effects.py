@@ -14,17 +14,17 @@ NAMED = ("rng", "collective")
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Effects of one node.
+    """Effects of one node. Operands are positions in ``KernelNode.inputs``.
 
     Args:
-        writes: operands whose memory the node mutates
-        aliases: (output, operand) pairs that share memory: views, and in-place results
-        reads: operands whose memory the node reads; None means all of them
-        rng: the generator it draws from, or may ("cpu", "cuda:0"): such nodes keep their order
+        writes: operands whose memory the node writes
+        aliases: pairs ``(output, operand)`` that share memory: views and in-place results
+        reads: operands whose memory the node reads; None: all
+        rng: generator from which the node draws, or may draw (``cpu``, ``cuda:0``); such nodes keep their order
         sync: the host waits for the device, or reads a device value
         dynamic: shapes of the outputs depend on data
-        collective: process group whose calls keep their order
-        barrier: nothing may move across the node, in either direction
+        collective: process group of a collective; collectives of one group keep their order
+        barrier: no node may move across this one, in either direction
     """
 
     writes: tuple[int, ...] = ()

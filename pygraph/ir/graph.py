@@ -45,16 +45,16 @@ class GraphError(PygraphError):
 
 
 class Graph:
-    """Inputs, nodes in program order, outputs; subgraphs of higher-order operators; regions once partitioned.
+    """Graph of operators: inputs, nodes in program order, outputs; subgraphs; and regions, once partitioned.
 
     Args:
-        name: the name in ``.pgir`` text
-        kind: inference, forward, backward or subgraph
-        stage: how far the passes have come
+        name: name in ``.pgir`` text
+        kind: ``inference``, ``forward``, ``backward`` or ``subgraph``
+        stage: stage that the passes have reached
 
     Attributes:
         hints (dict[str, int]): example values of symbols
-        operators (set[str]): names of custom operators in it: of those that are not torch's own
+        operators (set[str]): names of custom operators in the graph
         subgraphs (dict[str, Graph]): bodies of higher-order operators, by name
         regions (dict[int, Region]): regions by index, once partitioned
     """
@@ -77,40 +77,40 @@ class Graph:
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """The graph's inputs, in order."""
+        """Inputs of the graph, in order."""
         return tuple(self._inputs)
 
     @property
     def nodes(self) -> tuple[KernelNode, ...]:
-        """The nodes in program order, which is a topological order."""
+        """Nodes in program order, which is a topological order."""
         return tuple(self._nodes)
 
     @property
     def outputs(self) -> tuple[Arg, ...]:
-        """The graph's results: values, literals, None."""
+        """Results of the graph: values, literals, None, or tuples of these."""
         return self._outputs
 
     @property
     def output_values(self) -> tuple[Value, ...]:
-        """The values among the outputs, in order, with repetitions."""
+        """Values among the outputs, in order, with repetitions."""
         return tuple(values_in(self._outputs))
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def node(self, name: str) -> KernelNode:
-        """The node called ``name``. Raises KeyError."""
+        """The node called ``name``. Raises KeyError if there is none."""
         found = self._names.get(name)
         if not isinstance(found, KernelNode):
             raise KeyError(f"graph {self.name} has no node '{name}'")
         return found
 
     def owner(self, name: str) -> KernelNode | Value | None:
-        """The node or input that has ``name``, or None."""
+        """The node or input called ``name``, or None."""
         return self._names.get(name)
 
     def value(self, name: str, index: int | None = None) -> Value:
-        """The value printed as ``%name`` or ``%name.index``. Raises KeyError."""
+        """The value printed as ``%name`` or ``%name.index``. Raises KeyError if there is none, or several."""
         owner = self._names.get(name)
         if owner is None:
             raise KeyError(f"unknown value %{name}")
@@ -122,7 +122,7 @@ class Graph:
         return results[index]
 
     def values(self) -> Iterator[Value]:
-        """Every value: the inputs, then each node's outputs."""
+        """All values: the inputs, then the outputs of each node."""
         yield from self._inputs
         for node in self._nodes:
             yield from node.outputs
@@ -138,9 +138,9 @@ class Graph:
         static: bool = False,
         placeholder: str | None = None,
     ) -> Value:
-        """Append an input; ``placeholder`` is its name, unless it is given.
+        """Append an input. ``placeholder`` defaults to its name.
 
-        Raises GraphError when the name is taken, or ``type`` is none."""
+        Raises GraphError if the name is taken, or if ``type`` is not a type of the IR."""
         if not isinstance(type, get_args(Type)):
             raise GraphError(f"the type of an input comes first, and is none: {type!r}")
         value = Value(self._claim(name, "in"), type, role=role, static=static)
@@ -163,21 +163,21 @@ class Graph:
         module: str = "",
         before: KernelNode | None = None,
     ) -> KernelNode:
-        """Add a node at the end, or just before another. Raises GraphError for a taken name or foreign operands.
+        """Add a node. Raises GraphError if the name is taken, or an operand belongs to another graph.
 
-        A custom operator that torch knows in this process is declared in ``operators``.
+        A custom operator that torch knows in this process is also added to ``operators``.
 
         Args:
-            op: the operator with its overload
+            op: operator with overload, such as ``aten.mm.default``
             args: positional operands
-            types: the type of each result
-            attrs: operands by keyword
-            name: of the node, and of a single result; None makes one up
-            effects: its effects besides computing results
-            cost: the cost of one run
-            loc: the user's line
-            module: the path of the module that it was written in
-            before: the node before which it is put; None is the end
+            types: type of each result
+            attrs: keyword operands
+            name: name of the node, and of its value if there is one result; None: a generated name
+            effects: effects besides computing the results
+            cost: cost of one run
+            loc: the user's source line
+            module: path of the user's module that contains the line
+            before: node before which to insert; None: append
         """
         node = KernelNode(self._claim(name, "n"), op, tuple(args), dict(attrs or {}), effects, cost, loc, module)
         self._check_operands(node.inputs)
@@ -194,7 +194,7 @@ class Graph:
         return node
 
     def set_outputs(self, outputs: Iterable[Arg]) -> None:
-        """Replace what the graph returns."""
+        """Replace the results of the graph. Raises GraphError for foreign values."""
         chosen = tuple(outputs)
         self._check_operands(values_in(chosen))
         self._outputs = chosen
@@ -202,7 +202,7 @@ class Graph:
     # -- mutation --------------------------------------------------------------------------------------------------
 
     def set_args(self, node: KernelNode, args: Iterable[Arg], attrs: Mapping[str, Arg] | None = None) -> None:
-        """Replace the operands of ``node`` (and its attributes, when given)."""
+        """Replace the operands of ``node``, and keyword operands if given. Raises GraphError for foreign values."""
         chosen = tuple(args)
         keywords = dict(node.attrs if attrs is None else attrs)
         inputs = tuple(values_in((*chosen, *keywords.values())))
@@ -212,7 +212,7 @@ class Graph:
         self._link(node)
 
     def add_order(self, first: KernelNode, then: KernelNode) -> None:
-        """Require ``first`` before ``then`` although no data says so."""
+        """Order ``first`` before ``then`` without a data dependence. Raises GraphError for equal or foreign nodes."""
         if first is then:
             raise GraphError(f"node {first.name} cannot run before itself")
         for node in (first, then):
@@ -221,18 +221,18 @@ class Graph:
         then.after[first] = None
 
     def replace_operands(self, node: KernelNode, twins: Mapping[Value, Arg]) -> None:
-        """Have ``node`` take the twins of its operands, where they have any."""
+        """Replace the operands of ``node`` by their twins; operands without a twin stay."""
         attrs = {key: map_arg(arg, twins) for key, arg in node.attrs.items()}
         self.set_args(node, [map_arg(arg, twins) for arg in node.args], attrs)
 
     def replace_uses(self, old: Value, new: Arg) -> None:
-        """Use ``new`` wherever ``old`` is used, in nodes and in the outputs."""
+        """Replace ``old`` by ``new`` in all nodes and in the outputs."""
         for node in list(old.users):
             self.replace_operands(node, {old: new})
         self.set_outputs(map_arg(arg, {old: new}) for arg in self._outputs)
 
     def erase(self, *nodes: KernelNode) -> None:
-        """Remove nodes. Raises GraphError when a result is still used by a node that stays, or returned."""
+        """Remove nodes. Raises GraphError if a result is returned, or used by a node that stays."""
         gone = dict.fromkeys(nodes)
         returned = dict.fromkeys(self.output_values)
         for node in nodes:
@@ -252,7 +252,7 @@ class Graph:
                 del region.parameters[value]
 
     def reorder(self, order: Iterable[KernelNode]) -> None:
-        """Put the nodes in another program order. Raises GraphError when it is no topological order of all nodes."""
+        """Change the program order. Raises GraphError unless ``order`` is a topological order of all nodes."""
         chosen = list(order)
         place = {node: i for i, node in enumerate(chosen)}
         if len(place) != len(self._nodes) or any(node not in place for node in self._nodes):
@@ -265,7 +265,7 @@ class Graph:
         self._nodes = chosen
 
     def rename(self, node: KernelNode, name: str) -> None:
-        """Call ``node`` and its results ``name``. Raises GraphError when the name is taken."""
+        """Rename ``node`` and its results. Raises GraphError if the name is taken."""
         claimed = self._claim(name, "n")
         self._names[claimed] = self._names.pop(node.name)
         node.name = claimed
@@ -275,8 +275,8 @@ class Graph:
     def merge_regions(self, first: int, second: int) -> None:
         """Move the nodes of region ``second`` to region ``first``, which keeps its annotations.
 
-        Raises GraphError, and changes nothing, where one of them does not exist, or where the regions could not run in
-        any order then: something that is in neither has to run between their nodes.
+        Raises GraphError, and changes nothing, if a region does not exist, if both are the same, or if something
+        outside of both must run between their nodes.
         """
         from pygraph.ir.verify import quotient  # which knows graphs
 
@@ -342,7 +342,7 @@ class Graph:
     # -- showing ---------------------------------------------------------------------------------------------------
 
     def _repr_html_(self) -> str:
-        """The text for notebooks, with a colour for each region."""
+        """HTML text for notebooks, with a colour for each region."""
         lines = []
         for line in str(self).splitlines():
             found = re.search(r"\bregion = (\d+)", line)

@@ -133,14 +133,14 @@ class Value:
     """One result of a node, or one input of the graph.
 
     Args:
-        name: unique in the graph; of an input the user's, where that is known (``layers.0.weight``)
-        type: a tensor, a number of the host, or an opaque object
-        producer: the node whose result it is; None for an input
-        index: its position among the results of ``producer``
-        role: of an input: input, parameter, buffer, saved, tangent, scalar or constant
-        static: the address of an input does not change from call to call
-        placeholder: of an input: its name in the FX graph and in Inductor's program (``primals_3``)
-        users: nodes that read it, by first use, and how often each does
+        name: unique in the graph; for an input, the user's name if known (``layers.0.weight``)
+        type: a tensor, a host scalar or an opaque object
+        producer: node that returns the value; None for an input
+        index: position among the results of ``producer``
+        role: role of an input: input, parameter, buffer, saved, tangent, scalar or constant; empty for a result
+        static: true for an input whose address does not change between calls
+        placeholder: name of an input in the FX graph and in Inductor's program (``primals_3``)
+        users: nodes that read the value, in order of first use, with the number of uses
     """
 
     name: str
@@ -201,20 +201,20 @@ class KernelNode:
 
     Args:
         name: unique in the graph
-        op: the operator with its overload, such as ``aten.mm.default``
+        op: operator with overload, such as ``aten.mm.default``
         args: positional operands
-        attrs: operands by keyword
-        effects: its effects besides computing outputs from inputs
-        cost: the cost of one run
-        loc: the user's line
-        module: the path of the module that it was written in, or whose gradient it computes (``layers.3.attn``); empty
-            where none is known, or it is the whole model
-        outputs: its results
-        after: nodes that must run before this one although no data says so, in order
-        meta: annotations that passes computed
+        attrs: keyword operands
+        effects: effects besides computing outputs from inputs
+        cost: cost of one run
+        loc: the user's source line
+        module: path of the user's module that contains the line, or whose gradient the node computes
+            (``layers.3.attn``); empty if unknown, or for the whole model
+        outputs: results
+        after: nodes that must run before this one without a data dependence, in order
+        meta: annotations by passes
 
     Attributes:
-        inputs: the values in ``args`` and then ``attrs``, flattened; effects count positions in it
+        inputs: values in ``args``, then in ``attrs``, flattened; effects refer to positions in this tuple
     """
 
     name: str
@@ -235,7 +235,7 @@ class KernelNode:
 
     @property
     def output(self) -> Value:
-        """The only output. Raises ValueError when there is not exactly one."""
+        """The only output. Raises ValueError if there are none or several."""
         if len(self.outputs) != 1:
             raise ValueError(f"node {self.name} has {len(self.outputs)} outputs")
         return self.outputs[0]

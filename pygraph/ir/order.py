@@ -29,17 +29,16 @@ def memory_roots(graph: Graph) -> dict[Value, Value]:
 def dependences(graph: Graph) -> list[tuple[KernelNode, KernelNode]]:
     """Pairs ``(before, node)``, without repetitions, whose transitive closure is the order that must be kept.
 
-    - data: the producer of each operand;
-    - ``after``: explicit edges;
-    - memory: a write through any alias comes after every earlier read and write of the same memory, and before every
-      later one;
-    - ``rng``, ``collective``: draws of one generator, and calls in one process group, stay in order;
-    - ``barrier``: comes after everything before it and before everything after it.
+    - data: the producer of each operand
+    - ``after``: explicit edges
+    - memory: a write through any alias follows every earlier read and write of the same memory, and precedes every
+      later one
+    - ``rng``, ``collective``: draws of one generator, and calls in one process group, stay in order
+    - ``barrier``: it follows all nodes before it, and precedes all nodes after it
 
-    ``sync`` alone orders nothing: what the host reads is ordered by data and memory. What a graph returns is read after
-    its last node, so returning written memory orders no two nodes. The edges are chains, not all pairs: their number
-    is linear in nodes and operands. Nodes are taken in program order,
-    which decides between two conflicting ones. Effects must name existing operands (the verifier's rule ``effects``).
+    ``sync`` alone adds no edge: data and memory order the values that the host reads. Outputs are read after the last
+    node, so a returned value adds no edge either. Edges form chains: their number is linear in nodes and operands. Two
+    nodes that conflict stay in program order. Effects must name existing operands (the verifier's rule ``effects``).
     """
     roots = memory_roots(graph)
     # reads of memory that nobody writes order nothing: most graphs write little

@@ -20,12 +20,12 @@ __all__ = ["BasePass", "LaunchPass", "Pass", "PassContext", "PassFunction", "Pas
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """Facts that passes may use beside the graph or the program.
+    """Facts that passes may use besides the graph or the program.
 
     Args:
-        device: the kind of device whose work is captured: ``cuda``, or ``cpu`` for the host driver
-        model: rates and overheads of that device
-        order: the order of launches that is asked for: ``program``, as captured, or by ``dependences``
+        device: kind of device whose work is captured: ``cuda``, or ``cpu`` for the host driver
+        model: rates of that device
+        order: requested order of launches: ``program``, as captured, or ``dependences``
     """
 
     device: str = "cpu"
@@ -35,12 +35,12 @@ class PassContext:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """The result of a pass.
+    """Result of a pass.
 
     Args:
-        modified: the printed graph, or program, differs from that before
+        modified: true if the pass changed the printed graph or program
         notes: sentences for the report
-        program: what a launch pass made of its program; None: that is unchanged
+        program: new program of a launch pass; None: unchanged
     """
 
     modified: bool
@@ -53,8 +53,8 @@ class BasePass(ABC):
     """Base of all passes. Subclasses are frozen dataclasses whose fields are their options.
 
     Attributes:
-        name: the name in pipeline text, kebab-case
-        ensures: the stage that a resulting graph is verified at; None when the stage stays what it was
+        name: name in pipeline text, kebab-case
+        ensures: stage of the resulting graph, at which it is verified; None: the stage does not change
     """
 
     name: ClassVar[str]
@@ -67,11 +67,11 @@ class BasePass(ABC):
 
 @dataclass(frozen=True)
 class LaunchPass(BasePass):
-    """Base of passes over launch programs. Programs are immutable, and whole: order, layout and steps hold together."""
+    """Base of passes over launch programs. Programs are immutable; order, layout and steps of one are consistent."""
 
     @abstractmethod
     def run(self, program: Program, ctx: PassContext, /) -> PassResult:
-        """The result has the program that ``program`` becomes."""
+        """Transform ``program``. The result has the new program."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Pass(BasePass):
     """Base of passes over graphs.
 
     Attributes:
-        requires: the stage that a graph must have reached, checked on the input
-        keeps_meaning: the graph computes what it did; ``check="full"`` holds the pass to it
+        requires: stage that the input graph must have reached; the pass manager checks it
+        keeps_meaning: true if the graph computes the same results as before; ``check="full"`` tests it
     """
 
     requires: ClassVar[Stage] = Stage.LIFTED
@@ -92,14 +92,14 @@ class Pass(BasePass):
 
 
 PassFunction: TypeAlias = Callable[[Graph, PassContext], "PassResult | bool"]
-"""A pass as a plain function: it transforms or annotates the graph in place, and says whether it changed anything."""
+"""A pass as a plain function: it transforms or annotates the graph in place, and returns true if it changed it."""
 
 
 @cache
 def as_pass(function: PassFunction) -> type[Pass]:
-    """The pass class, without options, that runs ``function``; ``keep_out`` becomes the pass ``keep-out``.
+    """Make a pass class without options that runs ``function``; ``keep_out`` becomes the pass ``keep-out``.
 
-    Raises OptionError for a function without a name.
+    Raises OptionError for a function without a name, such as a lambda.
     """
 
     def run(self: Pass, graph: Graph, ctx: PassContext) -> PassResult:  # noqa: ARG001

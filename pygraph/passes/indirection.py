@@ -12,14 +12,14 @@ from pygraph.passes.base import Pass, PassContext, PassResult
 
 @dataclass(frozen=True)
 class Indirection(Pass):
-    """Decide ``static`` or ``patched`` for every parameter of every region.
+    """Decide for each parameter of each region: ``static`` or ``patched``.
 
     before:  region 0 reads %x (any address), %w (a parameter), %s0 (a size)
-    after:   %x patched, %w static, %s0 static: it is part of the region's key
+    after:   %x patched, %w static, %s0 static: part of the region's key
 
-    static   the captured address stays right: the value promises a fixed address (guarded), is a constant, is opaque
-             and held, or is a scalar, whose value selects among captures
-    patched  launches that use the address are patched before a replay where it has moved
+    static   the captured address stays valid: the value has a fixed, guarded address, is a constant, is a held opaque
+             object, or is a scalar, which is part of the region's key
+    patched  before a replay, launches that use the address are patched if it has changed
     """
 
     name: ClassVar[str] = "indirection"

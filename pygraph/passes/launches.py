@@ -23,29 +23,29 @@ DEFAULT_LAUNCH_PIPELINE = "rename,order,layout,segments"
 
 @dataclass(frozen=True)
 class Rename(LaunchPass):
-    """Begin another allocation where a call overwrites one whole, if an order by dependences is asked for.
+    """Split an allocation where a call overwrites all of it, if the order ``dependences`` is requested.
 
-    before:  k0 ─ k1 ─ k2 ─ k3        after:  k0 ─ k1        all of them use buf0 before
+    before:  k0 ─ k1 ─ k2 ─ k3        after:  k0 ─ k1        before, all of them use buf0
                                               k2 ─ k3
     """
 
     name: ClassVar[str] = "rename"
 
     def run(self, program: Program, ctx: PassContext) -> PassResult:
-        """Rename memory; the note has how many allocations begin anew."""
+        """Split allocations; the note has the number of new ones."""
         made, note = renamed(program, ctx.order)
         return _result(program, made if made is program else in_order(made, program.order), note)
 
 
 @dataclass(frozen=True)
 class Order(LaunchPass):
-    """Have launches wait for those alone that they depend on, if that order is asked for.
+    """Make each launch wait only for launches on which it depends, if the order ``dependences`` is requested.
 
     before:  k0 ─ k1 ─ k2 ─ k3        after:  k0 ─ k1 ─ k3
                                               k2 ──────┘
 
     Args:
-        memory: the part of its peak that the program may take on top, besides 32 MiB
+        memory: fraction of its peak memory that the program may add, besides 32 MiB
     """
 
     name: ClassVar[str] = "order"
@@ -53,13 +53,13 @@ class Order(LaunchPass):
     memory: float = ORDER_MEMORY
 
     def run(self, program: Program, ctx: PassContext) -> PassResult:
-        """Reorder ``program``; the note has its lanes and its longest path."""
+        """Reorder ``program``; the note has the number of lanes and the longest path."""
         return _result(program, *ordered(program, ctx.order, self.memory))
 
 
 @dataclass(frozen=True)
 class Layout(LaunchPass):
-    """Place intermediates that are never alive together in the same bytes of the workspace."""
+    """Let intermediates share bytes of the workspace if they are never alive together."""
 
     name: ClassVar[str] = "layout"
 
@@ -70,12 +70,12 @@ class Layout(LaunchPass):
 
 @dataclass(frozen=True)
 class Segments(LaunchPass):
-    """Cut the program where it would hold much more memory than uncaptured."""
+    """Cut the program into segments if a single one would hold much more memory than the uncaptured program."""
 
     name: ClassVar[str] = "segments"
 
     def run(self, program: Program, ctx: PassContext) -> PassResult:  # noqa: ARG002
-        """Draw the steps; the note has the number of segments."""
+        """Set the steps of ``program``; the note has the number of segments."""
         return _result(program, *segmented(program))
 
 

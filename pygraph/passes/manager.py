@@ -73,11 +73,11 @@ class PassRecord:
     """One pass that ran.
 
     Args:
-        name: the name in pipeline text
-        text: the name with all options that are not at their default
-        stage: the stage of the graph afterwards; None: it ran over a launch program
-        time_ms: wall time, ms, checks not counted
-        modified: the printed graph, or program, differs from that before
+        name: name in pipeline text
+        text: name with all options that are not at their default
+        stage: stage of the graph after the pass; None for a launch program
+        time_ms: wall time of the pass without checks, ms
+        modified: true if the pass changed the printed graph or program
         notes: sentences for the report
     """
 
@@ -91,14 +91,14 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """The result of a run.
+    """Result of ``PassManager.run``.
 
     Args:
-        passes: those that ran, in order
-        skipped: the text of those that a bisect limit kept from running
-        user_changes: the names of passes that are not PyGraph's own and changed the graph
-        user_regions: such a pass drew the regions, or selected among them
-        program: what became of a launch program; None for a graph, which passes change in place
+        passes: passes that ran, in order
+        skipped: text of each pass that the bisect limit skipped
+        user_changes: names of passes that changed the graph and are not built in
+        user_regions: true if such a pass drew or selected the regions
+        program: resulting launch program; None for a graph, which passes change in place
     """
 
     passes: tuple[PassRecord, ...]
@@ -109,23 +109,23 @@ class PipelineResult:
 
     @property
     def time_ms(self) -> float:
-        """Wall time of all passes, in ms, checks not counted."""
+        """Wall time of all passes without checks, ms."""
         return sum(record.time_ms for record in self.passes)
 
 
 class PassManager:
-    """Runs ``pipeline`` over graphs, or over launch programs, one ``run`` independent of the other.
+    """Runs a pipeline over graphs or launch programs. Runs are independent of each other.
 
-    Raises ParseError or OptionError for a pipeline that cannot be read or printed.
+    Raises ParseError for malformed pipeline text, and OptionError for an unknown pass or another invalid argument.
 
     Args:
-        pipeline: text, or passes, functions and texts in a sequence
-        check: ``off``; ``result``, the verifier on each result; or ``full``, also what passes say of themselves:
-            ``modified`` and ``keeps_meaning``
-        dump_dir: folder for ``00-<stage>.pgir``, ``01-<pass>.pgir``, … and for reproducers
+        pipeline: pipeline text, or a sequence of passes, functions and texts; default: the five passes over graphs
+        check: ``off``; ``result``: verify each result; ``full``: also check what passes claim, ``modified`` and
+            ``keeps_meaning``
+        dump_dir: folder for ``00-<stage>.pgir``, ``01-<pass>.pgir``, … and reproducers; None: no dumps
         print_before: names of passes (or ``all``) before which the graph is printed to stderr
-        print_after: names of passes (or ``all``) after which it is
-        bisect_limit: passes of a run that may run: the pipeline stops after that many; None is no limit
+        print_after: names of passes (or ``all``) after which the graph is printed to stderr
+        bisect_limit: number of passes to run, from the first; None: all
     """
 
     def __init__(
@@ -155,8 +155,8 @@ class PassManager:
                 raise OptionError(f"cannot print around '{name}': it is not in the pipeline{hint}")
 
     def check_order(self, stage: Stage | None = Stage.LIFTED) -> None:
-        """Raise OptionError if a graph at ``stage``, or if that is None a launch program, cannot run through the
-        pipeline."""
+        """Raise OptionError if the pipeline cannot run on a graph at ``stage``, or, if that is None, on a launch
+        program."""
         for item in self.passes:
             unreached = _unreached(item, stage)
             if unreached:
@@ -164,9 +164,9 @@ class PassManager:
             stage = item.ensures or stage
 
     def run(self, subject: Graph | Program, ctx: PassContext | None = None) -> PipelineResult:
-        """Run the pipeline on ``subject``: on a graph in place; what becomes of a launch program is in the result.
+        """Run the pipeline on ``subject``. A graph is changed in place; a new launch program is in the result.
 
-        Raises PassError when a pass raises or breaks its contract; a graph is then of no further use.
+        Raises PassError if a pass raises or breaks its contract; the graph must then not be used any more.
         """
         records: list[PassRecord] = []
         changes: list[str] = []
@@ -303,11 +303,11 @@ def _resolve(pipeline: Pipeline) -> tuple[BasePass, ...]:
 def bisect(
     pipeline: Pipeline, subject: Subject, good: Callable[[Subject], bool]
 ) -> tuple[int, BasePass, Subject] | None:
-    """The first pass after which ``good`` no longer holds (or which raises): its place in the pipeline, counted from 1,
-    the pass itself, and the graph or launch program before it.
+    """Find the first pass after which ``good`` is false, or which raises. Returns its position in the pipeline, counted
+    from 1, the pass itself, and the graph or launch program before it.
 
-    None when every pass leaves a good one; ``subject`` itself is not changed. Raises ValueError when ``subject`` is not
-    good to begin with.
+    Returns None if ``good`` is true after every pass. ``subject`` is not changed. Raises ValueError if ``good`` is
+    false for ``subject``.
     """
     if not good(subject):
         raise ValueError(f"the {_kind(subject)} is not good before the first pass")

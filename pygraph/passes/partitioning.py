@@ -28,16 +28,15 @@ class Partitioning(Pass):
     before:  mm ─ relu ─ item* ─ mm ─ relu          (* not capturable)
     after:  [mm ─ relu]₀ ─ item* ─ [mm ─ relu]₁
 
-    The number of regions is the least with which every capturable node that launches is in one (``region_order`` has
-    the proof). A region always launches something: capturable nodes that launch nothing join a region in reach, or stay
-    outside with reason ``no-launch``. Nodes that a region may call are in it between two that launch; before the first
-    and behind the last one, they are outside. Regions are numbered in program order, which is changed as little as
-    adjacency asks.
+    The number of regions is the smallest that holds every capturable node with launches (proof in ``region_order``).
+    Each region launches something: capturable nodes without launches join a region in reach, or stay outside with
+    reason ``no-launch``. Nodes that a region may call are inside only between two nodes that launch. Regions are
+    numbered in program order, which changes only as far as adjacency needs.
 
     Args:
-        max_regions: keep only so many regions: those with the most modelled device time (unknown time counts its
-            launches, unknown launches count one each). Nodes of the others join a kept region where their dependences
-            allow, else they stay outside with reason ``max-regions``. None keeps all
+        max_regions: number of regions to keep: those with the most modelled device time. Without a known time, launches
+            count as smallest kernels; unknown launches count as one. Nodes of other regions join a kept region if
+            dependences allow, else stay outside with reason ``max-regions``. None: keep all
     """
 
     name: ClassVar[str] = "partitioning"
@@ -51,7 +50,7 @@ class Partitioning(Pass):
             raise ValueError(f"max-regions cannot be negative: {self.max_regions}")
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        """Set REGION on nodes, fill ``graph.regions``, reorder the nodes."""
+        """Set REGION of nodes, fill ``graph.regions``, and reorder the nodes."""
         before = _state(graph)
         kinds = [_kind(node) for node in graph.nodes]
         sources, followers = dependence_lists(graph)

@@ -18,13 +18,13 @@ __all__ = ["Found", "rewrite"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One place where a pattern matches.
+    """One match of a pattern. ``found["x"]`` is the operand ``%x``.
 
     Args:
         graph: the graph
-        node: the node of the outermost call, which is replaced
-        nodes: all nodes that match a call, the outermost first
-        operands: what ``%name`` stands for: a value or a literal
+        node: node of the outermost call, which is replaced
+        nodes: nodes of all calls, the outermost first
+        operands: matched operands, values or literals, by name in the pattern
     """
 
     graph: Graph
@@ -45,9 +45,9 @@ class Found:
         effects: Effects = PURE,
         cost: Cost = UNKNOWN,
     ) -> KernelNode:
-        """Add an operator before the replaced one, with its source line, module and annotations.
+        """Add an operator before the replaced node, with the source line, module and annotations of that node.
 
-        ``types`` are by default those of the replaced node's results. Raises GraphError as ``Graph.add`` does.
+        ``types`` default to the types of the replaced node's results. Raises GraphError as ``Graph.add`` does.
         """
         node = self.node
         types = [value.type for value in node.outputs] if types is None else types
@@ -61,18 +61,18 @@ class Found:
 
 
 def rewrite(graph: Graph, pattern: str, replace: Callable[[Found], KernelNode | Value | None]) -> int:
-    """Replace what matches ``pattern`` until nothing does. Returns how often something was replaced.
+    """Replace calls that match ``pattern`` until none is left. Returns the number of replacements.
 
-    Nodes that write, draw, communicate or are a barrier, and those that an explicit order names, do not match. Neither
-    do calls between which memory that they read is written. What nothing uses any more is removed.
+    Nodes that write, draw, communicate or are a barrier, and nodes in an explicit order, do not match. Nor do nested
+    calls if memory that an inner one reads is written before the outermost. Matched nodes without users are removed.
 
-    Raises ParseError for the pattern, and PygraphError for a replacement that matches again and again.
+    Raises ParseError for a malformed pattern, and PygraphError if replacements match again and again.
 
     Args:
-        graph: changed in place
-        pattern: a call in ``.pgir`` text, whose operands may be calls: ``aten.relu.default(aten.add.Tensor(%x, %y))``;
-            ``%x`` is any operand, the same one wherever it stands
-        replace: adds nodes, and returns the node or the value that takes the place of the outermost; None leaves it
+        graph: graph to change in place
+        pattern: call in ``.pgir`` text, whose operands may be calls: ``aten.relu.default(aten.add.Tensor(%x, %y))``.
+            ``%x`` matches any operand; a name that is repeated matches the same operand
+        replace: adds nodes at a match; returns the node or value that replaces the outermost node, or None to keep it
     """
     wanted = parse_call(pattern)
     limit, done, before = 10 * len(graph) + 100, 0, -1

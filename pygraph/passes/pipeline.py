@@ -274,10 +274,10 @@ class Registry:
         return found
 
     def register(self, given: P) -> P:
-        """Make a pass class, or a function (see ``as_pass``), known under its name; also a decorator.
+        """Register a pass class, or a function (see ``as_pass``), under its name. Also a decorator.
 
-        A class of the same module and name takes the place of the one before it, as in a notebook's cell that runs
-        again. Raises OptionError when it is no frozen dataclass, has no kebab-case name, or its name is taken.
+        A class replaces an earlier one of the same module and name, as when a notebook cell runs again. Raises
+        OptionError if the class is not a frozen dataclass or has no kebab-case name, or if the name is taken.
         """
         cls: Any = given if isinstance(given, type) else as_pass(given)
         problem = _problem_of(cls)
@@ -291,11 +291,11 @@ class Registry:
         return given
 
     def names(self) -> tuple[str, ...]:
-        """Every known name: built-in passes in pipeline order, then others by name."""
+        """All known names: built-in passes in pipeline order, then others by name."""
         return (*BUILT_IN, *sorted(self._paths.keys() - BUILT_IN.keys()))
 
     def lookup(self, name: str) -> type[BasePass]:
-        """The class called ``name``. Raises OptionError when there is none, several, or it does not load."""
+        """The class called ``name``. Raises OptionError if there is none or several, or if it does not load."""
         if name not in self._classes:
             paths = self._paths.get(name)
             if not paths:
@@ -366,7 +366,7 @@ default_registry = Registry()
 """The registry that pipelines are read with unless another is given."""
 
 register = default_registry.register
-"""Make a pass, or a function of a graph and a context, known to every pipeline of this process; also a decorator."""
+"""Register a pass, or a function of a graph and a context, for all pipelines of this process. Also a decorator."""
 
 
 def parse_pipeline(

@@ -12,14 +12,14 @@ from pygraph.passes.base import Pass, PassContext, PassResult
 
 @dataclass(frozen=True)
 class Selection(Pass):
-    """Select the regions of which a replay has fewer launches.
+    """Select regions with more launches than their replay.
 
-    before:  region 0 with 40 launches, region 1 with a single one
-    after:   region 0 selected (gain), region 1 left off (too-small)
+    before:  region 0 with 40 launches, region 1 with one
+    after:   region 0 selected (gain), region 1 not selected (too-small)
 
-    A replay launches each segment between the nodes that the region calls at once: a single kernel gains nothing by it.
-    Whether captures pay that are made for more and more sizes, real calls tell. A region of unknown launches is
-    selected.
+    A replay has one launch for each segment between the nodes that the region calls, so a single kernel gains nothing.
+    A region with an unknown number of launches is selected. The ledger decides at run time if captures of more sizes
+    pay.
     """
 
     name: ClassVar[str] = "selection"

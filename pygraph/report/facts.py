@@ -1,31 +1,30 @@
 """Facts computed from reports: regions of nodes, cost by region, sums over graphs, words for numbers, and JSON.
 
-The JSON document is ``{schema, pygraph, summary, graphs, ranks}``. ``pygraph`` is the version that wrote it,
-``summary`` a ``Summary``; in its ``coverage``, a graph break is a launch outside. Every key is always there, null where
-unknown; units are in the names; shares are 0 to 1. A graph has:
+The JSON document is ``{schema, pygraph, summary, graphs, ranks}``. ``pygraph`` is the version that wrote it, and
+``summary`` is a ``Summary``. Every key is always present; unknown values are null. Units are in the names; shares
+are 0 to 1. A graph has:
 
-- ``index``, ``name``, ``kind``, ``device``: ``kind`` is forward, backward or inference; or callable, of
+- ``index``, ``name``, ``kind``, ``device``: ``kind`` is forward, backward or inference; or callable, for
   ``pygraph.graph``, which has no graph.
-- ``function``, ``loc``, ``graph_breaks``: the function of the user's and the line at which the graph begins.
-  ``graph_breaks`` are ``{loc, code, reason}`` of the lines at which Dynamo had to stop: that which ended the graph, and
-  those around it without a graph between; at the last graph also those of functions without a graph.
-- ``error``, ``notes``: why plain Inductor runs the graph instead, or a callable runs as it is, and where the program
-  differs from what was decided.
-- ``coverage``: ``{launches, selected_launches, replayed_launches, outside, share}`` of the emitted program, null
-  without one. ``outside`` names the launches outside of regions; ``share`` is that of selected launches.
-- ``operators``, ``pgir``: the number of operators, and the graph after the passes as IR text; null when the graph was
-  not lifted.
-- ``pipeline``, ``passes``, ``times_ms``: the passes as ``PassRecord`` each, and the time of each phase of the
-  compilation.
-- ``regions``: ``{index, state, selected, why, module, planned, nodes, kernels, record}`` each; ``why`` explains the
-  state, and ``record`` is the runtime's ``RegionRecord``, with ``held_bytes``; null for a region that is not wrapped.
-- ``uncaptured``: the operators outside of all regions, as ``Uncaptured`` each.
-- ``cost_model``, ``cost``: a ``CostRow`` for each region, and one whose ``region`` is null for what is outside. Each
-  sum is ``{known, unknown}``: what is known of it, and how many summands are not.
+- ``function``, ``loc``, ``graph_breaks``: the user's function, the line at which the graph begins, and the lines at
+  which Dynamo had to stop, ``{loc, code, reason}`` each: the one that ended the graph, and adjacent ones without a
+  graph in between; for the last graph, also those of functions without a graph.
+- ``error``, ``notes``: why PyGraph left the graph to plain Inductor; differences between program and decision, or why
+  calls of a callable ran uncaptured.
+- ``coverage``: ``{launches, selected_launches, replayed_launches, outside, share}`` of the emitted program; null
+  without one. ``outside`` names the launches outside of regions; ``share`` is the fraction of selected launches.
+- ``operators``, ``pgir``: the number of operators, and the IR text after the passes; null if the graph was not lifted.
+- ``pipeline``, ``passes``, ``times_ms``: pipeline text, a ``PassRecord`` for each pass, and the time of each phase of
+  the compilation.
+- ``regions``: ``{index, state, selected, why, module, planned, nodes, kernels, record}`` each. ``why`` explains the
+  state. ``record`` is the runtime's ``RegionRecord`` with ``held_bytes``; null if the region is not selected.
+- ``uncaptured``: an ``Uncaptured`` for each operator that is not captured.
+- ``cost_model``, ``cost``: the device model, and a ``CostRow`` for each region and, with a null ``region``, for all
+  nodes outside. Each sum is ``{known, unknown}``: the known part, and the number of unknown summands.
 
-``ranks`` is null but for ``pygraph explain`` under torchrun, where the rest is of rank 0. It has ``{rank, error,
-incomplete, differences, summary, graphs}`` of each rank: why its report is not whole, whether ``--strict`` fails on it,
-and what differs from rank 0, in words. ``summary`` is null for a rank that sent no report.
+``ranks`` is null except for ``pygraph explain`` under torchrun, where other keys describe rank 0. For each rank, it has
+``{rank, error, incomplete, differences, summary, graphs}``. ``error`` says why the report is not whole, ``incomplete``
+is true if ``--strict`` fails, and ``differences`` from rank 0 are in words. ``summary`` is null without a report.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 from pygraph.runtime.contest import DEPENDENCES, PROGRAM, Decision
 
 SCHEMA_VERSION = 9
-"""Raised when a key of the JSON is renamed or removed, or its meaning changes."""
+"""Version of the JSON schema, increased when a key is renamed or removed, or when its meaning changes."""
 
 _VALUE = re.compile(r'%("(?:[^"\\]|\\.)*"|[\w.]*\w)')
 
@@ -154,11 +153,11 @@ def order_text(decisions: Sequence[Decision]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A sum of which some summands may be unknown.
+    """A sum with known and unknown summands.
 
     Args:
-        known: the sum of those that are known
-        unknown: the number of those that are not
+        known: sum of the known summands
+        unknown: number of unknown summands
     """
 
     known: float = 0.0
@@ -166,7 +165,7 @@ class Quantity:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Quantity:
-        """The sum of ``values``."""
+        """The sum of ``values``; None is unknown."""
         summands = list(values)
         return cls(float(sum(value or 0.0 for value in summands)), summands.count(None))
 
@@ -174,12 +173,12 @@ class Quantity:
         return Quantity(self.known + other.known, self.unknown + other.unknown)
 
     def share_of(self, total: Quantity) -> float | None:
-        """The share of ``total``, or None when either is unknown or the total is zero."""
+        """Share of ``total``; None if either has unknown summands, or if the total is zero."""
         return None if self.unknown or total.unknown or not total.known else self.known / total.known
 
     def text(self, kind: str) -> str:
-        """``33.6 M`` (``flops``), ``1.50 MiB`` (``bytes``), ``12.3 µs`` (``time_us``); ``≥ …`` when some summands are
-        unknown, ``unknown`` when all are."""
+        """``33.6 M`` (``flops``), ``1.50 MiB`` (``bytes``), ``12.3 µs`` (``time_us``); ``≥ …`` if some summands are
+        unknown, ``unknown`` if no known one is above zero."""
         if self.unknown and not self.known:
             return "unknown"
         step, *units = _UNITS[kind]
@@ -206,12 +205,12 @@ def bytes_text(nbytes: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """Cost of one region, or of all that is outside. It is that of the operators before fusion, so bytes and time are
-    upper bounds of what runs.
+    """Cost of one region, or of all nodes outside. It counts operators before fusion, so bytes and time are upper
+    bounds.
 
     Args:
-        region: the index of the region; None for what is outside
-        operators: operators that launch
+        region: index of the region; None for all nodes outside
+        operators: number of operators that launch
         flops: floating-point operations
         bytes: bytes read and written
         time_us: modelled device time, µs
@@ -259,23 +258,23 @@ class Summary:
     """Counts over several graphs.
 
     Args:
-        graphs: graphs
-        programs: those whose program was emitted
+        graphs: number of graphs
+        programs: number of graphs with an emitted program
         launches: kernels and operators that these programs launch
         selected_launches: launches in selected regions
         replayed_launches: launches in regions that are replayed
-        regions: regions
-        replays: calls that a replay answered
-        captures: captures
-        held_bytes: bytes of the device that those take which are alive, by the driver's estimate
-        spent_us: µs of the host that captures took, where they must pay
-        saved_us: µs of the host that replays saved there, against uncaptured calls
-        uncaptured: operators outside of all regions
-        breaks: lines at which Dynamo had to stop
-        errors: graphs that were given up to plain Inductor
-        coverage: share of launches in selected regions, 0 to 1, and 1.0 when nothing is launched. A graph break is a
-            launch outside: nobody counts what runs between graphs. None without a program, and where plain Inductor
-            runs a graph, whose launches nobody counts either
+        regions: number of regions
+        replays: number of region calls answered by a replay
+        captures: number of captures
+        held_bytes: bytes of the device that live captures take, by the driver's estimate
+        spent_us: host time that captures took, µs, in regions with a ledger
+        saved_us: host time that replays saved there, compared with uncaptured calls, µs
+        uncaptured: number of operators that are not captured
+        breaks: number of source lines with a graph break
+        errors: number of graphs left to plain Inductor
+        coverage: fraction of launches in selected regions, 0 to 1; 1.0 if nothing is launched. A graph break counts as
+            one launch outside, since launches between graphs are unknown. None without a program, or if plain Inductor
+            compiles a graph
     """
 
     graphs: int

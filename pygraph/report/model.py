@@ -37,16 +37,16 @@ CALLABLE = "callable"
 
 @dataclass(frozen=True, slots=True)
 class Uncaptured:
-    """An operator that stays outside of every captured region.
+    """An operator that is not captured.
 
     Args:
-        node: its name in the IR
-        op: the operator
-        reason: the code of the reason
-        detail: the reason in words
-        loc: file and line of the user's; None where unknown
-        code: the text of that line
-        module: the path of the module that it was written in
+        node: name of the node in the IR
+        op: operator with overload
+        reason: reason code
+        detail: reason in words
+        loc: the user's file and line; None if unknown
+        code: text of that line
+        module: path of the user's module that contains the line
     """
 
     node: str
@@ -63,14 +63,14 @@ class RegionReport:
     """One region of the emitted program.
 
     Args:
-        index: its place among the regions of the program
-        planned: the IR regions whose operators it holds
-        nodes: names of these operators
-        kernels: kernels and operators that it launches
-        wrapped: it is selected
-        reason: why it is not selected; empty if it is
-        record: the live account of its captures and replays; None for a region that is not wrapped
-        module: the innermost module of the user's that holds all of it, empty where that is the whole model
+        index: position among the regions of the program
+        planned: IR regions whose operators the region holds
+        nodes: names of these operators in the IR
+        kernels: kernels and operators that the region launches
+        wrapped: true if the region is selected
+        reason: why the region is not selected; empty if it is
+        record: live record of captures and replays; None if the region is not selected
+        module: path of the innermost user module that contains the region; empty for the whole model
     """
 
     index: int
@@ -94,30 +94,30 @@ class RegionReport:
 
     @property
     def why(self) -> str:
-        """Why it is in that state, in words."""
+        """Reason for the state, in words."""
         return (self.record.reason if self.record is not None else None) or self.reason
 
 
 @dataclass(repr=False)
 class GraphReport:
-    """One compiled graph; or, of the kind ``callable``, a callable under ``pygraph.graph``, which has regions alone.
+    """Report of a compiled graph, or (kind ``callable``) of a callable of ``pygraph.graph``, which has only regions.
 
     Args:
         index: number of the graph in this process
-        kind: forward, backward, inference or callable
-        device: the kind of device whose work is captured
-        graph: the IR after the passes; None where it was not lifted
-        model: the device model that the passes costed it with
-        pipeline: the text of the passes
-        passes: those that ran, in order
-        record: kernels of the program, and where each is launched, as Inductor's scheduler emitted them
-        emitted: the emitted program, compared with the decision
-        source: Inductor's program
-        regions: its regions, in program order
-        times_ms: ms of lift, passes, write-back and inductor; of a program that AOTAutograd's cache restored, restore
-        notes: where the program differs from the decision, in sentences
-        error: why PyGraph gave it up to plain Inductor, or to run as it is; None if it did not
-        origin: the function that Dynamo took it from, with the graph break behind it, for the forward graph alone
+        kind: ``forward``, ``backward``, ``inference`` or ``callable``
+        device: kind of device whose work is captured
+        graph: IR after the passes; None if it was not lifted
+        model: device model with which the passes estimated times
+        pipeline: pipeline text of the passes
+        passes: passes that ran, in order
+        record: steps of the program in and outside of regions, as scheduled by Inductor
+        emitted: emitted program, compared with the decision
+        source: source code of Inductor's program
+        regions: regions in program order
+        times_ms: time of each phase, ms: copy, lift, passes, write_back, inductor; or restore, from AOTAutograd's cache
+        notes: differences between program and decision, or refusals of a callable, in sentences
+        error: why PyGraph left the graph to plain Inductor; None if it did not
+        origin: function of the graph, and, except for a backward graph, its graph breaks
         unread: reads the rest of a restored program; None once that is done
     """
 
@@ -154,13 +154,13 @@ class GraphReport:
         return f"<GraphReport {self.name}: {'; '.join(filter(None, facts))}>"
 
     def _repr_html_(self) -> str:
-        """The page on this graph alone, for notebooks."""
+        """HTML page of this graph, for notebooks."""
         from pygraph.report.html import framed
 
         return framed([self])
 
     def complete(self) -> GraphReport:
-        """This report, once all of it is read."""
+        """Read the rest of a restored program, and return this report."""
         if self.unread is not None:
             self.unread(self)
             self.unread = None
@@ -168,19 +168,19 @@ class GraphReport:
 
     @property
     def name(self) -> str:
-        """A name unique within the process, such as ``graph0_forward``."""
+        """Name of the graph, unique in this process, such as ``graph0_forward``."""
         return f"graph{self.index}_{self.kind}"
 
     def give_up(self, error: Exception) -> None:
-        """Note and log that plain Inductor compiles the graph, for ``error``: nothing known of a program holds."""
+        """Record and log that plain Inductor compiles the graph because of ``error``; clear the program's facts."""
         self.error = f"{type(error).__name__}: {error}"
         self.record, self.emitted, self.source, self.regions = None, None, "", []
         _log.warning("PyGraph left %s to plain Inductor: %s", self.name, self.error)
         _log.debug("where it failed", exc_info=error)
 
     def uncaptured(self) -> Iterator[Uncaptured]:
-        """Every operator that is not captured, in program order, scalars and views of the host left out: those outside
-        of all regions, and those that regions call between segments."""
+        """Operators that are not captured, in program order: those outside of all regions, and those that regions call
+        between segments. Operators that launch nothing, such as views, are left out."""
         from pygraph.ir import DETAIL, EAGER, REASON, REGION
         from pygraph.passes.partitioning import NO_LAUNCH
 
@@ -192,22 +192,22 @@ class GraphReport:
 
     @property
     def launches(self) -> int:
-        """Kernels and operators that the emitted program launches."""
+        """Number of kernels and operators that the emitted program launches."""
         return len(self.emitted.outside) + sum(len(r.kernels) for r in self.regions) if self.emitted else 0
 
     @property
     def selected_launches(self) -> int:
-        """How many of them lie in selected regions."""
+        """Number of launches in selected regions."""
         return sum(len(region.kernels) for region in self.regions if region.wrapped)
 
     @property
     def replayed_launches(self) -> int:
-        """How many of them lie in regions that are replayed."""
+        """Number of launches in regions that are replayed."""
         return sum(len(region.kernels) for region in self.regions if region.state == "replay")
 
     @property
     def coverage(self) -> float:
-        """Share of launches in selected regions; 1.0 for a program that launches nothing, 0.0 for plain Inductor's."""
+        """Fraction of launches in selected regions: 1.0 if the program launches nothing, 0.0 for plain Inductor."""
         return 0.0 if self.error is not None else self.selected_launches / self.launches if self.launches else 1.0
 
 
@@ -222,7 +222,7 @@ def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
 
 
 def reports() -> list[GraphReport]:
-    """The reports of the last 256 graphs, and of all programs that are alive, oldest first."""
+    """Reports of the last 256 graphs and of all live programs, oldest first."""
     note_breaks()
     known = [report for report in (each() for each in _live.valuerefs()) if report is not None]
     return [report.complete() for report in sorted(known, key=lambda report: report.index)]

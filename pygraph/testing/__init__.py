@@ -1,8 +1,8 @@
-"""Tools to test passes with, those of PyGraph and your own.
+"""Tools for testing passes of PyGraph and of users.
 
-- ``filecheck``: a ``.pgir`` file with its expectations in comments is a test
+- ``filecheck``: tests that are ``.pgir`` files with expectations in comments
 - ``strategies``: hypothesis strategies for graphs with views, mutation, random numbers, collectives and barriers; needs
-  hypothesis, which PyGraph itself does not
+  hypothesis, which PyGraph itself does not need
 """
 
 from pygraph.testing.filecheck import CheckFailure, check_file, check_text

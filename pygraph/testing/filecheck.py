@@ -11,13 +11,13 @@ The directives:
 
 // RUN: legality,placement      the pipeline (may be empty: print what was parsed); ``%s`` is not needed
 // DEVICE: cuda                 the device whose work is captured (cpu when left out)
-// CHECK: text                  the text comes on this line or later
-// CHECK-NEXT: text             the text comes on the very next line
-// CHECK-NOT: text              the text does not come before the next CHECK (or the end)
-// CHECK-ERROR: text            parsing, a pass or the verifier fails, and says this
-// -----                        a new case, with directives of its own; RUN and DEVICE hold on when not repeated
+// CHECK: text                  a line after the previous match contains the text
+// CHECK-NEXT: text             the line right after the previous match contains the text
+// CHECK-NOT: text              no line before the next match (or the end) contains the text
+// CHECK-ERROR: text            parsing, a pass or the verifier fails with a message that contains the text
+// -----                        a new case with its own directives; RUN and DEVICE apply until they are repeated
 
-Runs of blanks are equal to one blank; ``{{…}}`` is a regular expression. RUN is required, and something to check.
+Several blanks match one blank; ``{{…}}`` is a regular expression. RUN and at least one check are required.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHECKS = ("CHECK", "CHECK-NEXT", "CHECK-NOT", "CHECK-ERROR")
 
 
 class CheckFailure(AssertionError):
-    """A directive that does not hold, or a file that is no test."""
+    """A directive that does not hold, or a file that is not a valid test."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class _Check:
 
 
 def check_file(path: str | Path) -> None:
-    """Run every case of the file at ``path``. Raises CheckFailure, as ``check_text`` does, and OSError."""
+    """Run all cases of the file at ``path``. Raises CheckFailure as ``check_text`` does, and OSError."""
     check_text(Path(path).read_text(encoding="utf-8"))
 
 
 def check_text(text: str) -> None:
-    """Run every case of a file's text. Raises CheckFailure for the first check that does not hold."""
+    """Run all cases of a file's text. Raises CheckFailure for the first check that fails, or for an invalid case."""
     line = 1
     settings: dict[str, str] = {}
     for case in re.split(r"^[ \t]*// -----[ \t]*\n", text, flags=re.MULTILINE):

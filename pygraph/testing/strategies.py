@@ -1,6 +1,6 @@
-"""Hypothesis strategies for graphs that keep the verifier's rules and whose effects matter.
+"""Hypothesis strategies for graphs that the verifier accepts, with effects such as views and writes.
 
-For a pass and an operator of your own:
+For your own pass and operator:
 
     @given(operator_graphs(kinds=(*KINDS, Kind("mylib.scale.default", operands=2))))
     def test_my_pass(graph): ...
@@ -40,14 +40,14 @@ __all__ = ["KINDS", "Kind", "operator_graphs"]
 class Kind:
     """A kind of operator.
 
-    One that syncs returns a float instead of a tensor; one that reads nothing (a view) is free of cost.
+    With the effect ``sync``, results are floats instead of tensors. With ``reads=()``, as for a view, it costs nothing.
 
     Args:
-        op: the operator with its overload
-        operands: tensors that it takes
-        results: tensors that it returns
-        effects: its effects besides computing results
-        literals: operands behind the tensors
+        op: operator with overload
+        operands: number of tensors that it takes
+        results: number of results
+        effects: effects besides computing the results
+        literals: operands after the tensors
     """
 
     op: str
@@ -81,10 +81,10 @@ def operator_graphs(draw: st.DrawFn, max_nodes: int = 10, judged: bool = False, 
     """Graphs of random operators on tensors of one type and device.
 
     Args:
-        max_nodes: operators of a graph, at most
-        judged: the graph is at the stage ``judged``, each node marked at random as capturable or not (with a reason),
-            and then perhaps as one that a region may call. Otherwise it is at the stage ``lifted``
-        kinds: operators to draw from
+        max_nodes: maximum number of operators in a graph
+        judged: true: draw graphs at stage ``judged``, whose nodes are marked at random as capturable, as not capturable
+            (with a reason), or also as ones that a region may call; false: at stage ``lifted``
+        kinds: kinds of operators to draw
     """
     graph = Graph(stage=Stage.JUDGED if judged else Stage.LIFTED)
     device = draw(st.sampled_from([Device("cpu"), Device("cuda", 0)]))

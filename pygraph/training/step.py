@@ -74,22 +74,22 @@ def train_step(
 
     Optimizers of ``torch.optim`` are traced into it, with a ``GradScaler`` and its overflow branch. Learning rates (and
     betas of Adam and AdamW) are values on the device: a scheduler causes no recompilation. ``scheduler.step()`` inside
-    of ``step`` is done when ``step`` is over, unless the rest of ``step`` reads what it changes, or calls what Dynamo
-    cannot trace. With ``fullgraph``, gradients of DistributedDataParallel are averaged in the graph. What Dynamo cannot
-    trace ends the graph there and runs as it is, as under ``torch.compile``; with ``fullgraph`` that raises instead. So
-    do other optimizers, and any with step hooks. A call under ``saved_tensors_hooks`` runs as it is. Counters of Adam
-    (``state["step"]``) lie on the device of their parameters from then on.
+    ``step`` runs after ``step``, unless the rest of ``step`` reads a value that it changes, or cannot be traced. With
+    ``fullgraph``, gradients of DistributedDataParallel are averaged in the graph. Code that Dynamo cannot trace ends
+    the graph and runs uncompiled, as under ``torch.compile``; so do other optimizers, and those with step hooks. With
+    ``fullgraph``, they raise instead. A call under ``saved_tensors_hooks`` runs uncompiled. Step counters of optimizers
+    (``state["step"]``) move to the device of their parameters.
 
-    With ``held``, a step that Dynamo leaves in parts is handed to ``pygraph.graph``, whose contract it is under from
-    then on: Python code runs when it is captured alone. If that refuses it, its calls keep changing, or it steps a
-    scheduler, the parts run again. Not so where several processes train together, or where it leads to an iterator.
+    With ``held``, a step that Dynamo leaves in parts is handed to ``pygraph.graph``, and is under its contract: replays
+    run no Python code. The parts run again if ``graph`` refuses the step, if its calls keep changing, or if it steps a
+    scheduler. A step is not handed over if several processes train together, or if it uses an iterator.
 
     Args:
-        step: a function or a method; None makes a decorator of the other arguments
-        options: those of the backend
-        fullgraph: raise where Dynamo cannot trace the whole step
-        held: the state of the step, such as ``[model, optimizer]``, as in ``pygraph.graph``
-        key: called with the arguments; what else the Python code of such a step decides by
+        step: function or method; None: return a decorator
+        options: options of the backend (see ``Settings``); default: none
+        fullgraph: raise if Dynamo cannot trace the whole step; default: false
+        held: state of the step, such as ``[model, optimizer]``, as in ``pygraph.graph``; None: never hand over
+        key: called with the arguments; returns the other plain values on which a step that is handed over depends
     """
     if step is None:
         return functools.partial(TrainStep, options=options, fullgraph=fullgraph, held=held, key=key)
@@ -140,7 +140,7 @@ def _counts(schedulers: list[LRScheduler]) -> list[Any]:
 
 
 class TrainStep(Generic[P, R]):
-    """A compiled training step. Calling it raises what the user's ``step`` raises."""
+    """A compiled training step. A call raises the exceptions of the user's ``step``."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class TrainStep(Generic[P, R]):
             report.notes.append(f"Dynamo leaves the step in parts: {said}")
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
-        """As a function in a class: bound to ``instance``."""
+        """Bind to ``instance``, as a function does."""
         return self if instance is None else types.MethodType(self, instance)
 
 

@@ -24,16 +24,16 @@ __all__ = ["Legality"]
 
 @dataclass(frozen=True)
 class Legality(Pass):
-    """Say of each node whether it may be captured and, if not, why: a code of ``reasons`` and a sentence.
+    """Mark each node as capturable or not, with a reason code and a sentence.
 
     before:  mm ─ item ─ mul ─ mm
     after:   mm✓ ─ item✗ host-read ─ mul✓ ─ mm✓
 
-    A node that computes with a number read from data is capturable: its region is keyed by the number, so it replays
-    while the number repeats.
+    A node that computes with a number read from data is capturable: the number is part of the key of its region, so
+    replays need the same number.
 
     Args:
-        forbid: further operators that stay out: ``aten.mm``, ``mylib.op.default``
+        forbid: other operators to leave uncaptured, such as ``aten.mm`` or ``mylib.op.default``; default: none
     """
 
     name: ClassVar[str] = "legality"
@@ -43,7 +43,7 @@ class Legality(Pass):
     forbid: tuple[str, ...] = ()
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        """Annotate every node, those of subgraphs too."""
+        """Annotate all nodes, also those of subgraphs."""
         modified = _judge_all(graph, target_of(graph, ctx.device, self.forbid))
         return PassResult(modified, tuple(_notes(graph)))
 

@@ -27,15 +27,15 @@ _DEVICE_REASONS = frozenset({"cpu-operator", "cpu-operand", "cpu-scalar", "devic
 
 @dataclass(frozen=True)
 class Placement(Pass):
-    """Bring CPU values to the device in ways that a region can follow. What the caller can observe stays as it is.
+    """Move CPU values to the device where regions can use them. The caller cannot observe the difference.
 
     before:  arange@cpu ─ _to_copy✗ ─ add ─ mul✗ (%s@cpu) ─ _to_copy@cpu ─ gelu
                           %w@cpu ─ _to_copy✗ ─ mm
     after:   upload0✗ (%s, %w) ─ arange@cuda ─ add ─ mul ─ mm ─ gelu ─ _to_copy@cpu
 
-    Factories and exact operators on them are made on the device; scalars, parameters and inputs are uploaded for each
-    call in one batch; what is computed on the CPU several times is computed, and uploaded, once; copies to the host
-    that are only returned come last. Random factories never move. When the CPU is captured, there is nothing to do.
+    Factories, and exact operators on their results, run on the device. CPU scalars, parameters and inputs are uploaded
+    in batches at each call. Equal CPU computations run, and are uploaded, once. Copies to the host that are only
+    returned come last. Random factories never move. If the CPU is captured, nothing changes.
     """
 
     name: ClassVar[str] = "placement"
@@ -43,7 +43,7 @@ class Placement(Pass):
     ensures: ClassVar[Stage] = Stage.PLACED
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        """Rewrite ``graph`` and judge again what was changed."""
+        """Rewrite ``graph``, and mark changed nodes again as capturable or not."""
         target = target_of(graph, ctx.device)
         if target.device.is_host:
             return PassResult(False)
