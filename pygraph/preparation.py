@@ -536,8 +536,9 @@ def _memory(device: torch.device) -> Memory:
 
 @dataclass(frozen=True)
 class _Circumstances:
-    """Modes of a thread that a call depends on, for another thread."""
+    """Modes of a thread that a call depends on, and the owner of its programs, for another thread."""
 
+    owner: live.Owner
     device: torch.device
     stream: Any
     gradients: bool
@@ -550,6 +551,7 @@ class _Circumstances:
         """Those of this thread."""
         kinds = dict.fromkeys(("cpu", device.type))
         return _Circumstances(
+            live.owner(),
             device,
             torch.cuda.current_stream(device) if device.type == "cuda" else None,
             torch.is_grad_enabled(),
@@ -562,6 +564,7 @@ class _Circumstances:
     def again(self) -> Iterator[None]:
         """Those of the other thread, on this one."""
         with contextlib.ExitStack() as stack:
+            stack.enter_context(live.owned_by(self.owner))
             if self.stream is not None:
                 stack.enter_context(torch.cuda.device(self.device))
                 stack.enter_context(torch.cuda.stream(self.stream))

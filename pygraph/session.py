@@ -102,7 +102,7 @@ class Session:
         return live.owned_by(self._owner)
 
     def prepare(self, compiled: Callable[..., Any], sizes: Any, **options: Any) -> Any:
-        """Run ``pygraph.prepare``. Programs that it compiles on this thread belong to the session."""
+        """Run ``pygraph.prepare``. Programs that it compiles belong to the session, also with ``background``."""
         with self.owning():
             return prepare(compiled, sizes, **options)
 

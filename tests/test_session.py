@@ -74,6 +74,18 @@ def test_a_program_belongs_to_the_session_that_is_entered_when_it_is_compiled(se
     assert len(session.stats()) == 1
 
 
+def test_a_program_that_is_prepared_in_the_background_belongs_to_the_session() -> None:
+    session = pygraph.Session()
+    run = torch.compile(scale, backend="pygraph", dynamic=True)
+    with torch.no_grad():
+        future = session.prepare(run, {(0, 0): [2, 3]}, args=(torch.randn(2, 8), torch.randn(8, 8)), background=True)
+    assert future.result(60).captured == ((3,), (2,))
+    assert counted(session, "captures") == 2
+    assert session.memory().instances > 0
+    session.close()
+    assert session.memory().instances == 0
+
+
 def test_what_is_compiled_outside_belongs_to_none(session: pygraph.Session) -> None:
     before = live.regions()  # holds them
     thread = threading.Thread(target=lambda: program()(2, 3))
