@@ -581,7 +581,8 @@ def table(results: Results) -> str:
         (parts, many), (steps, few) = (mean(results.ratios(kind, side)) for kind in ("inference", STEP))
         told = f"**{parts:.2f}** in inference ({many}) and **{steps:.2f}** in whole training steps ({few})"
         means.append(f"over `{side}` {told}")
-    said = f"Wall time divided by PyGraph's (`{SUITE}`; {'; '.join(where)}). Geometric means, over so many workloads: "
+    said = f"Wall time divided by PyGraph's (`{SUITE}`; {'; '.join(where)}). Geometric means, with the number of "
+    said += "workloads in brackets: "
     return f"{text}\n\n{wrapped(said + ', '.join(means) + '.')}\n"
 
 

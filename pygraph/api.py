@@ -56,8 +56,8 @@ def explain(
 
     The model is called ``capture_after + 1`` times with the same arguments; each call may mutate state. The state
     of torch's random generators is restored. Calls wait for a native library that is being built. The result covers
-    only graphs that these calls compile; ``reports`` has earlier ones. Raises OptionError for an invalid option, and
-    any exception of the model.
+    only graphs that these calls compile; ``reports`` has earlier ones. Raises OptionError or ParseError for an
+    invalid option, and any exception of the model.
 
     Args:
         model: module or function

@@ -51,8 +51,8 @@ class Settings:
             ``memory`` of the default pass ``order``
         collectives: ``eager``: each replay calls collectives; ``measured``: they are captured with the launches around
             them, once all ranks have found that correct and no slower
-        cache_dir: folder of native libraries and order decisions, for later processes. None: keep no decisions, and
-            keep libraries in the default folder
+        cache_dir: folder of native libraries, order decisions, proven kernels and choices of products, for later
+            processes. None: keep only libraries, in the default folder
         inductor: patches to Inductor's configuration for this compilation
     """
 
@@ -91,6 +91,10 @@ class Settings:
             from pygraph.passes.manager import PassManager
 
             PassManager(self.passes).check_order()
+        self.check_launch_passes()
+
+    def check_launch_passes(self) -> None:
+        """Raise ParseError or OptionError if the user's launch passes cannot run, or not in their order."""
         if self.launch_passes is not None:
             from pygraph.passes.manager import PassManager
 
@@ -131,11 +135,14 @@ class Settings:
 
     @staticmethod
     def of_callable(options: Mapping[str, Any] | None) -> Settings:
-        """Settings of a captured callable, as by ``make``. Raises OptionError also for options of compiled programs."""
+        """Settings of a captured callable, as by ``make``. Raises OptionError also for options of compiled programs,
+        and OptionError or ParseError for launch passes that cannot run."""
         for name in options or {}:
             if name.replace("-", "_") in COMPILED:
                 raise OptionError(f"the option '{name}' is one of compiled programs, not of captured callables")
-        return Settings.make(options)
+        settings = Settings.make(options)
+        settings.check_launch_passes()
+        return settings
 
 
 _KINDS = {

@@ -86,6 +86,17 @@ def test_a_program_that_is_prepared_in_the_background_belongs_to_the_session() -
     assert session.memory().instances == 0
 
 
+def test_a_preparation_in_the_background_captures_nothing_in_a_frozen_session() -> None:
+    session = pygraph.Session()
+    session.freeze()
+    run = torch.compile(scale, backend="pygraph", dynamic=True)
+    with torch.no_grad():
+        future = session.prepare(run, {(0, 0): [2, 3]}, args=(torch.randn(2, 8), torch.randn(8, 8)), background=True)
+    prepared = future.result(60)
+    assert prepared.captured == ()
+    assert set(prepared.refused.values()) == {"frozen"}
+
+
 def test_what_is_compiled_outside_belongs_to_none(session: pygraph.Session) -> None:
     before = live.regions()  # holds them
     thread = threading.Thread(target=lambda: program()(2, 3))

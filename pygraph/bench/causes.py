@@ -252,7 +252,7 @@ def measure(script: str, args: Sequence[str], calls: int, step: Callable[[str], 
 
 def _run(name: str, spec: Spec, calls: int, folder: Path, step: Callable[[str], None]) -> Run:
     log, trace = folder / f"{name}.log", folder / f"{name}.json"
-    # replays are to be seen, whether captures pay or not, in one order
+    # replay even where that does not pay, and always in the program's order
     environ = {**os.environ, "PYGRAPH_LEDGER": "0", "PYGRAPH_ORDER": "program"}
     command = [sys.executable, "-m", "pygraph.bench.worker", json.dumps(dataclasses.asdict(spec))]
     process = Process(command, environ, log)

@@ -65,8 +65,9 @@ _TRIED = 8
 
 @dataclass(repr=False)
 class GraphRecord:
-    """Outcome of a graph's calls. ``reason`` says why the last call was not a replay; None if it was. ``refusals`` has
-    the first refusal of each kind. ``freed`` counts the captures of closed regions, which ``regions`` leaves out."""
+    """Outcome of a graph's calls. ``reason`` says why calls are not replays; None after a replay, and until a capture
+    was tried. ``refusals`` has the first refusal of each kind. ``freed`` counts the captures of closed regions, which
+    ``regions`` leaves out."""
 
     name: str
     replays: int = 0
@@ -529,7 +530,8 @@ def graph(
 
     Arguments are pytrees: tensors may have new addresses in each call; each set of plain values is captured by itself.
     A replay updates ``held`` as ``function`` does: gradients, buffers, optimizer state, attributes. A call runs
-    uncaptured if a replay might differ, and ``record.reason`` says why. Raises OptionError for an invalid option.
+    uncaptured if a replay might differ, and ``record.reason`` says why. Raises OptionError or ParseError for an invalid
+    option.
 
     Args:
         function: callable whose Python code runs in uncaptured calls and captures, never in a replay

@@ -85,7 +85,7 @@ def loop(
     The initial state is not modified. Memory that a step writes in place, such as a cache, must be in ``held``.
     Gradients are not recorded. If an iteration cannot be captured or needs the host, the host runs the loop, and
     ``record.reason`` says why. Raises ValueError if a step changes the structure, sizes, types or plain values of the
-    state, or if other arguments do not fit the list below.
+    state, TypeError if ``steps`` is not an integer, and OptionError or ParseError for an invalid option.
 
     Args:
         step: takes a state, a pytree of tensors and plain values, and returns the next state
@@ -96,7 +96,8 @@ def loop(
         follow: called with the rows of new iterations while the loop runs: on the CPU, in order, by one thread at a
             time, perhaps not the caller's. ``loop`` then waits for the end, and raises an exception of ``follow``.
             Needs ``collect``
-        held: modules, tensors, and containers of them, that the step reads or writes; ``step`` itself if it is a module
+        held: modules, tensors, and containers of them, that the step reads or writes; a
+            ``step`` that is a module is held by itself
         key: called with a state; returns the other plain values on which the Python code depends
         compare: see ``pygraph.graph``
         options: see ``pygraph.graph``

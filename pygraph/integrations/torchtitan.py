@@ -36,7 +36,7 @@ class CUDAGraphWrapper:
     """
 
     options: Mapping[str, Any] = {}
-    """Those of the backend, for all wrappers."""
+    """Options of ``pygraph.graph``, for all wrappers."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ def generate(
         pad_token_id: what follows the end of a text
         max_cache_len: tokens of the cache (None: those that this call needs)
         streamer: is given prompts and tokens, as by ``model.generate``, while the loop runs, by another thread
-        options: those of the backend
+        options: see ``pygraph.graph``
     """
     given = {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else inputs
     prompt = given["input_ids"]

@@ -420,6 +420,15 @@ def test_options_of_compiled_programs_raise(options: dict[str, Any]) -> None:
         pygraph.loop(lambda state: state + 1, torch.ones(2), steps=2, options=options)
 
 
+@pytest.mark.parametrize(
+    ("passes", "told"),
+    [("ordr", "did you mean 'order'"), ("segments,legality", "it runs on a graph, and this is a launch program")],
+)
+def test_launch_passes_that_cannot_run_raise(passes: str, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        pygraph.graph(lambda x: x + 1, options={"launch_passes": passes})
+
+
 def test_disable_runs_the_callable() -> None:
     graph = pygraph.graph(lambda x: x + 1, options={"disable": True})
     for _ in range(4):
