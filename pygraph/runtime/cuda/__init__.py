@@ -1,4 +1,4 @@
-"""The CUDA driver: regions captured as CUDA graphs, and replayed with every address a parameter."""
+"""The CUDA driver: regions captured as CUDA graphs, and replayed with every address as a parameter."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ __all__ = ["CudaDriver", "build", "make_driver"]
 
 
 def make_driver() -> CudaDriver | None:
-    """The driver, or None where torch sees no device."""
+    """The driver; None if torch sees no CUDA device."""
     return CudaDriver() if torch.cuda.is_available() else None

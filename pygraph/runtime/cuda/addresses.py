@@ -1,9 +1,9 @@
-"""Address space for captures: reserved ranges of device addresses with one physical page mapped over and over; and
-whose the addresses of a capture are.
+"""Address space for captures: reserved ranges of device addresses, all backed by one physical page; and the owners of
+addresses in a capture.
 
-Nothing executes while capturing, so that an address only has to look real. Ranges stay mapped for the process and
-are leased to one capture at a time; what lies where in a lease is the capture's business. Scratch memory is such a
-range that nobody leases.
+Nothing executes during a capture, so an address only has to look real. Ranges stay mapped for the life of the process
+and are leased to one capture at a time, which decides on the layout of its lease. Scratch memory is such a range that
+is never leased.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from pygraph.runtime.slots import AddressMap
 __all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas", "with_unowned"]
 
 ALIGNMENT = 512
-"""Bytes that every allocation's address is a multiple of, as the ordinary CUDA allocator's are."""
+"""Alignment of allocations, in bytes: that of the ordinary CUDA allocator."""
 
 GUARD = 4096
-"""Bytes at least between two allocations, that belong to neither: an address just outside of one is nobody's."""
+"""Minimum number of bytes between two allocations: an address just outside of one has no owner."""
 
 CHUNK = 1 << 37
-"""Bytes of address space reserved at a time (128 GiB): only what is handed out is mapped."""
+"""Bytes of address space reserved at a time (128 GiB); only the parts handed out are mapped."""
 
 PAGE = 1 << 25
-"""Bytes of the physical page (32 MiB) that stands behind every address: a larger one takes fewer calls to map."""
+"""Bytes of the physical page (32 MiB) behind every address: a larger page takes fewer calls to map."""
 
 
 SCRATCH = 1 << 28
-"""Bytes of scratch memory (256 MiB), half of them on either side of the address that is used."""
+"""Bytes of scratch memory (256 MiB), half of them on either side of the address in use."""
 
 _FIRST, _STEP, _LAST = 0x3A51 << 32, (1 << 38) + (1 << 26), 0x54 << 40
-"""Where ranges are asked for, and how far apart. Left to itself, the driver reserves them from 0x3_0200_0000 on, and
-then two neighbouring numbers of 32 bits (a count and the number 4, say) read as an address. Here the upper one would
-have to lie between 14929 and 21504 and, in a range of 128 GiB, be no multiple of 64. From one range to the next, both
-halves of an address move: half an earlier address beside a number never moves as far as an allocation does."""
+"""Requested start of the first range, distance between ranges, and upper limit. By default, the driver reserves from
+0x3_0200_0000 on; two adjacent 32-bit numbers (a count and the number 4, say) then read as an address. Here the upper
+number would have to lie between 14929 and 21504 and, in a range of 128 GiB, be no multiple of 64. Both halves of an
+address change from one range to the next: half an old address beside a number never moves as far as an allocation."""
 
 _LOWEST, _HIGHEST = 1 << 32, 1 << 57
-"""Where addresses can lie; other words are numbers for sure."""
+"""Bounds of addresses; words outside of them are certainly numbers."""
 
 _numbers = itertools.count()
 
 
 class _Range:
-    """One reserved range: ``base`` to ``end``, of which the part below ``mapped`` is backed."""
+    """One reserved range: ``base`` to ``end``; the part below ``mapped`` is backed by memory."""
 
     def __init__(self, base: int, nbytes: int) -> None:
         self.base, self.end = base, base + nbytes
@@ -62,7 +62,7 @@ class _Range:
 
 
 class _Page:
-    """The physical memory of one device that is mapped behind all of its stand-in addresses."""
+    """The physical memory behind all stand-in addresses of one device."""
 
     def __init__(self, driver: ModuleType, device: int) -> None:
         self._driver = driver
@@ -80,10 +80,10 @@ class _Page:
         self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
     def reserve(self, nbytes: int) -> int:
-        """The start of ``nbytes`` new bytes of address space, a multiple of the page's size, with nothing behind.
+        """Start of ``nbytes`` new bytes of unmapped address space, a multiple of the page's size.
 
-        Where the driver cannot have them at the place that is asked for, they lie where it likes. Raises MemoryError
-        when the device has no address space left.
+        If the driver cannot reserve them at the requested address, it chooses another one. Raises MemoryError when the
+        device has no address space left.
         """
         address = self._driver.CUdeviceptr
         wanted = _FIRST + next(_numbers) * _STEP
@@ -94,7 +94,7 @@ class _Page:
         return int(call(self._driver.cuMemAddressReserve, nbytes, self.nbytes, address(0), 0))
 
     def map(self, start: int, end: int) -> None:
-        """Back ``start`` to ``end``, multiples of the page's size. Raises MemoryError, with nothing mapped."""
+        """Back ``start`` to ``end``, multiples of the page's size. If it raises MemoryError, nothing is mapped."""
         address = self._driver.CUdeviceptr
         place = start
         try:
@@ -109,10 +109,10 @@ class _Page:
 
 
 class Arena:
-    """Addresses for one capture at a time, handed out in ascending order and never again before ``reset``.
+    """Addresses for one capture at a time, handed out in ascending order, and each only once before ``reset``.
 
-    Each arena leaves gaps of another size between its allocations (``gap`` bytes, by its ``number``), so that no two
-    allocations lie as far apart in one arena as in another: how far an address moved tells what it belongs to.
+    The gap between allocations (``gap`` bytes, from ``number``) differs between arenas, so that no two allocations lie
+    at the same distance in two arenas: the distance that an address moved identifies its allocation.
     """
 
     def __init__(self, page: _Page, number: int = 0) -> None:
@@ -123,12 +123,12 @@ class Arena:
         self.next = self.end = 0
 
     def reset(self) -> None:
-        """Begin anew: earlier addresses may be handed out again."""
+        """Start again: earlier addresses may be handed out again."""
         self._current = -1
         self.next = self.end = 0
 
     def take(self, nbytes: int, residue: int = 0) -> int:
-        """The start of ``nbytes`` new bytes, congruent to ``residue`` modulo ALIGNMENT, with a guard behind them.
+        """Start of ``nbytes`` new bytes, congruent to ``residue`` modulo ALIGNMENT and followed by a guard.
 
         Raises MemoryError when the device has no address space left.
         """
@@ -143,8 +143,8 @@ class Arena:
         return any(found.base <= address < found.end for found in self._ranges)
 
     def grow(self, used: int, nbytes: int) -> tuple[int, int]:
-        """Make room for ``nbytes`` more bytes in one piece, where what lies below ``used`` was handed out. The part
-        that is free from now on, as (next, end)."""
+        """Make room for ``nbytes`` more contiguous bytes; addresses below ``used`` are already handed out. Returns the
+        free part, as (next, end)."""
         self.next, step = used, self._page.nbytes
         while self._current < 0 or self.next + nbytes > self._ranges[self._current].end:
             if self._current + 1 == len(self._ranges):
@@ -153,7 +153,7 @@ class Arena:
             self._current += 1
             self.next = self.end = self._ranges[self._current].base + GUARD
         found = self._ranges[self._current]
-        if self.next + nbytes > found.mapped:  # mapped once, it stays
+        if self.next + nbytes > found.mapped:  # mapped pages stay mapped
             least = self.next + nbytes - found.base
             upto = min(found.end, found.base + -(-least // step) * step)
             self._page.map(found.mapped, upto)
@@ -163,7 +163,7 @@ class Arena:
 
 
 class Arenas:
-    """The arenas of one device. Those leased at the same time are disjoint."""
+    """The arenas of one device. Arenas leased at the same time are disjoint."""
 
     def __init__(self, driver: ModuleType, device: int) -> None:
         self._driver, self._device = driver, device
@@ -173,7 +173,7 @@ class Arenas:
         self._scratch = 0
 
     def lease(self) -> Arena:
-        """An arena that nobody else uses until it is given back. Called by whoever has the turn to capture."""
+        """An arena for exclusive use until it is given back. Only the holder of the turn to capture may call this."""
         page = self._shared_page()
         for _ in range(len(self._returned)):
             arena, idle = self._returned.popleft()
@@ -185,9 +185,9 @@ class Arenas:
         return self._made[-1]
 
     def scratch(self, stream: int) -> int:
-        """An address with 128 MiB of mapped memory on either side that nothing real lies in. Its physical page, which
-        stands behind all stand-ins, was filled with 0xFF once, in ``stream``'s order: read, it gives NaN or -1.
-        Called as ``lease`` is."""
+        """An address with 128 MiB of mapped memory on either side that holds no data. Its physical page, which is also
+        behind all stand-ins, is filled with 0xFF once, in the order of ``stream``: reads yield NaN or -1. Only the
+        holder of the turn to capture may call this."""
         if not self._scratch:
             page = self._shared_page()
             nbytes = -(-SCRATCH // page.nbytes) * page.nbytes
@@ -199,7 +199,7 @@ class Arenas:
         return self._scratch
 
     def covers(self, address: int) -> bool:
-        """True if ``address`` lies in any arena made so far, whether a capture holds it or not, or in scratch."""
+        """True if ``address`` lies in any arena made so far, leased or not, or in scratch memory."""
         if self._scratch and abs(address - self._scratch) < SCRATCH // 2:
             return True
         return any(arena.covers(address) for arena in tuple(self._made))
@@ -211,15 +211,15 @@ class Arenas:
         return self._page
 
     def give_back(self, arena: Arena, idle: Callable[[], bool] = lambda: True) -> None:
-        """Let later captures have the addresses of ``arena``, as soon as ``idle`` says that nothing lies there.
+        """Release ``arena`` for later captures, as soon as ``idle`` returns true: nothing lies there any more.
 
-        A garbage collection may call this at any time, also from within ``lease``.
+        Garbage collection may call this at any time, even during ``lease``.
         """
         self._returned.append((arena, idle))
 
 
-# -- addresses of nobody's ----------------------------------------------------------------------------------------
-# A replay would go on using such memory after its owner gave it up.
+# -- addresses without owner ---------------------------------------------------------------------------------------
+# A replay would go on using such memory after its real owner freed it.
 
 
 def with_unowned(
@@ -229,12 +229,11 @@ def with_unowned(
     own: Callable[[int], bool],
     stand_in: Callable[[int], bool],
 ) -> tuple[Launch, ...]:
-    """``launches``, each with its words that are addresses which the CUDA driver knows and none of ``allocations``
-    covers.
+    """``launches``, each with its unowned words: addresses that the CUDA driver knows, but no allocation covers.
 
-    ``own`` tells the addresses that lie between those: they move, so that a second capture explains them or does not.
-    ``stand_in`` tells those of any capture. What lies in memory that torch holds and nobody uses was left behind by
-    earlier calls, and is no address of anything.
+    ``own`` is true for addresses of this capture's arena: they move, and a second capture decides what they are.
+    ``stand_in`` is true for stand-in addresses of any capture. Words in memory that torch holds but that is not in use
+    are stale values of earlier calls, and are left out.
     """
     moving = AddressMap(allocations)
     ends = {a.address + a.nbytes for a in allocations}
@@ -242,12 +241,12 @@ def with_unowned(
     blocks = functools.cache(_blocks)
 
     def ask(attribute: str, word: int) -> int | None:
-        """The driver's ``attribute`` of ``word``; None if it is no address."""
+        """The driver's ``attribute`` of ``word``; None if it is not an address."""
         kind = getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{attribute}")
         result: Any = driver.cuPointerGetAttribute(kind, word)
         return int(result[1]) if succeeded(result) else None
 
-    @functools.cache  # what a word is, is the same wherever it stands
+    @functools.cache  # the meaning of a word does not depend on its position
     def look_up(word: int) -> tuple[UnownedMemory, str] | None:
         if word in ends or moving.inside(word) is not None or own(word):
             return None
@@ -282,7 +281,7 @@ def with_unowned(
 
 
 def _blocks() -> list[tuple[int, int, bool]]:
-    """The pieces of all memory that torch holds now, by address: where, how many bytes, whether they are used."""
+    """All blocks that torch's allocator holds now, by address, as (address, bytes, in use)."""
     found: list[tuple[int, int, bool]] = []
     for segment in torch.cuda.memory_snapshot():
         start = int(segment["address"])

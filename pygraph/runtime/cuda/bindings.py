@@ -1,6 +1,6 @@
 """The CUDA driver's own functions, through ``cuda.bindings``: loaded at first use, error codes turned into errors.
 
-What is done with them lives where it belongs; nothing here knows of graphs or captures.
+This module knows nothing of captures or programs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def load() -> ModuleType:
 
 
 def read_edges(graph: int) -> list[tuple[int, int, bytes]]:
-    """The edges of a graph: the earlier node, the later one, and 8 bytes of data: the port that it leaves from, the one
-    that it arrives at, its type, and 5 unused ones.
+    """The edges of a graph, as (earlier node, later node, 8 bytes of data). The data are the port of the earlier node,
+    the port of the later node, the type, and 5 unused bytes.
 
-    The CUDA driver's own function (12.3 or newer) is called: before 13.3, what ``cuda.bindings`` returns for the data
-    lies in memory that was given back. Raises CaptureError (``driver-error``) where the edges are not told.
+    This calls the CUDA driver's own function (12.3 or newer): before 13.3, ``cuda.bindings`` returns data in memory
+    that is already freed. Raises CaptureError (``driver-error``) if the driver cannot list the edges.
     """
     try:
         query = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
@@ -59,8 +59,8 @@ def read_edges(graph: int) -> list[tuple[int, int, bytes]]:
 
 
 def replace_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
-    """Have each (earlier, later) of ``edges`` be the edges of a graph, of which the later node waits until the earlier
-    one has completed. Raises CaptureError (``driver-error``)."""
+    """Replace all edges of a graph by ``edges`` (earlier, later): the later node waits until the earlier one has
+    completed. Raises CaptureError (``driver-error``)."""
     before = read_edges(graph)
     data = b"".join(data for *_, data in before)
     _change_edges("cuGraphRemoveDependencies_v2", graph, [edge[:2] for edge in before], data)
@@ -68,7 +68,7 @@ def replace_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
 
 
 def add_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
-    """Give a graph ``edges`` (earlier, later) that it does not have: the later node waits until the earlier one has
+    """Add ``edges`` (earlier, later) that a graph does not have yet: the later node waits until the earlier one has
     completed. Raises CaptureError (``driver-error``)."""
     _change_edges("cuGraphAddDependencies_v2", graph, edges, None)
 
@@ -104,12 +104,12 @@ _CONDITIONAL = 13
 
 
 _WITH_ELSE = 12_080
-"""CUDA version (12.8) from which on a branch may have two bodies."""
+"""First CUDA version (12.8) in which a branch may have two bodies."""
 
 
 @functools.cache
 def has_conditionals() -> bool:
-    """True if the CUDA driver has conditional nodes, with two bodies."""
+    """True if the CUDA driver has conditional nodes, and branches with two bodies."""
     version = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -120,11 +120,11 @@ def has_conditionals() -> bool:
 
 
 def add_conditional(graph: int, context: int, handle: int, *, loop: bool, bodies: int) -> tuple[int, list[int]]:
-    """Add a conditional node to a graph, without edges: WHILE if it is a ``loop``, else IF. Returns it, and the graphs
-    of its ``bodies``, which are empty.
+    """Add a conditional node to a graph, without edges: WHILE for a ``loop``, else IF. Returns the node, and the
+    empty graphs of its ``bodies``.
 
-    The function is called as CUDA 12.3 has it: ``cuda.bindings`` of different versions take other arguments. Raises
-    CaptureError (``host-loop``) where the driver has none.
+    This calls the driver's function with the signature of CUDA 12.3: the arguments of ``cuda.bindings`` differ between
+    versions. Raises CaptureError (``host-loop``) if the driver cannot make conditional nodes.
     """
     try:
         add = ctypes.CDLL("libcuda.so.1").cuGraphAddNode_v2
@@ -141,13 +141,13 @@ def add_conditional(graph: int, context: int, handle: int, *, loop: bool, bodies
 
 
 def succeeded(result: Any) -> bool:
-    """True if a driver function's ``result`` begins with success."""
+    """True if ``result``, returned by a driver function, begins with the code for success."""
     return int(result[0]) == 0
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a driver function, and return the values behind its error code: None, one value, or a tuple. Raises
-    CaptureError (``driver-error``) when the code is not success, and MemoryError when it says that memory is short."""
+    """Call a driver function, and return the values after its error code: None, one value, or a tuple. Raises
+    MemoryError if the code is out of memory, and CaptureError (``driver-error``) for any other error."""
     result = function(*arguments)
     if not succeeded(result):
         said = f"{function.__name__}: {getattr(result[0], 'name', result[0])}"

@@ -1,4 +1,4 @@
-"""The native half of the CUDA driver: what it is built from, and where the CUDA headers are looked for."""
+"""The native half of the CUDA driver: its source, its libraries, and the search for CUDA headers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _INTERFACE = {
     "c10/cuda/CUDACachingAllocator.h": "CUDAAllocator",
     "c10/core/CachingDeviceAllocator.h": "DeviceAllocator",
 }
-"""Torch's headers that declare its allocator, and the class in each."""
+"""Headers of torch that declare its allocator, with the name of the class in each."""
 
 
 def library() -> NativeLibrary:
-    """The library, which can be built where CUDA headers are found."""
+    """The native library. Building it needs CUDA headers."""
     _warn_of_methods()
     return NativeLibrary(
         "cuda",
@@ -42,7 +42,7 @@ load = Loader(library)
 
 
 def _headers() -> tuple[Path, ...]:
-    """The directories of the CUDA headers: a toolkit's, or those that torch's and Triton's wheels bring together."""
+    """The directories of the CUDA headers: those of a toolkit, or of torch's and Triton's wheels together."""
     for folders in (*((folder,) for folder in _toolkits()), tuple(_wheels())):
         if all(any((folder / name).exists() for folder in folders) for name in _NEEDED):
             return folders
@@ -65,7 +65,7 @@ def _toolkits() -> Iterator[Path]:
 
 
 def _wheels() -> Iterator[Path]:
-    """The runtime's wheel lacks ``crt``, which Triton's has. Of both, what belongs to torch is found first."""
+    """Include folders of wheels, torch's first: the CUDA runtime's wheel lacks ``crt``, which Triton's has."""
     major = (torch.version.cuda or "").partition(".")[0]
     for root in _packages("nvidia"):
         yield from (root / f"cu{major}" / "include", root / "cuda_runtime" / "include")
@@ -74,17 +74,17 @@ def _wheels() -> Iterator[Path]:
 
 
 def _packages(name: str) -> list[Path]:
-    """Where a package lies that need not be installed; it is not imported."""
+    """Folders of a package, without importing it; none if it is not installed."""
     spec = importlib.util.find_spec(name)
     return [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
 
 
 def unknown_methods(include: Path) -> list[str]:
-    """Virtual methods of torch's allocator, by its headers in ``include``, that ``allocator.h`` does not hand on."""
+    """Virtual methods of torch's allocator, by its headers in ``include``, that ``allocator.h`` does not forward."""
     handed_on = (Path(__file__).resolve().parent / "allocator.h").read_text(encoding="utf-8")
     declared: list[str] = []
     for header, name in _INTERFACE.items():
-        if not (include / header).exists():  # then the compiler fails, and says so
+        if not (include / header).exists():  # the compiler will report it
             continue
         text = re.sub(r"//.*", "", (include / header).read_text(encoding="utf-8"))
         body = re.search(rf"^(?:class|struct)\b[^;{{]*\b{name} : .*?^}};", text, re.DOTALL | re.MULTILINE)
@@ -94,8 +94,8 @@ def unknown_methods(include: Path) -> list[str]:
 
 @functools.cache
 def _warn_of_methods() -> None:
-    """Say once what a release of torch adds to its allocator: a method with a default does nothing, or raises, wherever
-    it is called while a region is captured. (Without a default, the compiler refuses.)"""
+    """Warn once of methods that a release of torch adds to its allocator: one with a default does nothing, or raises,
+    when it is called during a capture. (Without a default, the library does not compile.)"""
     unknown = unknown_methods(Path(torch.__file__).resolve().parent / "include")
     if unknown:
         named = ", ".join(unknown)

@@ -1,7 +1,7 @@
 """One capture of one region, from the arguments of a call to a Recording.
 
-Captures run one at a time (a process has one state of each generator and one set of library workspaces), on a stream of
-their own, in thread-local mode. Nothing executes, and ``args`` are read for their metadata only.
+Captures run one at a time (a process has one state of each generator and one set of library workspaces), on a stream
+of their own, in thread-local mode. Nothing executes, and only the metadata of ``args`` is read.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass
 class CudaCapture:
-    """The payload of a CUDA Recording. ``nodes`` match its launches, where eager calls have none; ``arguments`` are the
-    stand-ins, or the Python values themselves. ``kept`` is whatever the nodes' code and constants need. ``graph`` is
-    None once an executable has it. ``random_memory`` is where the generator's seed and offset lie on the device."""
+    """The payload of a CUDA Recording. ``nodes`` match its launches, with None for eager calls; ``arguments`` are
+    stand-ins and Python values. ``kept`` keeps the nodes' code and constants alive. ``graph`` is None once an
+    executable has taken it. ``random_memory`` holds the addresses of the generator's seed and offset on the device."""
 
     graph: torch.cuda.CUDAGraph | None
     nodes: tuple[Node | None, ...]
@@ -64,10 +64,10 @@ class CudaCapture:
     lease: ArenaLease
     random_memory: tuple[int, int] = (0, 0)
     chained: bool = False
-    """Its launches wait for the one before each: the graph does not know all of them."""
+    """Each launch waits for the one before it, as the graph does not contain all launches."""
 
     def part(self, launches: Sequence[int | None]) -> CudaCapture:
-        """As ``Payload.part``: the graph still has all nodes."""
+        """See ``Payload.part``. The graph still has all nodes."""
         nodes = tuple(None if launch is None else self.nodes[launch] for launch in launches)
         return replace(self, nodes=nodes, chained=self.chained or None in launches)
 
@@ -86,11 +86,11 @@ class ArenaLease:
     def __init__(self, arenas: Arenas) -> None:
         self.arena = arenas.lease()
         self.idle: Callable[[], bool] = lambda: True
-        """True if nobody holds memory in it."""
+        """Returns true if no memory in the arena is held."""
         self._arenas = arenas
 
     def __del__(self) -> None:
-        if hasattr(self, "_arenas"):  # an exception may have come before
+        if hasattr(self, "_arenas"):  # else ``__init__`` raised
             self._arenas.give_back(self.arena, self.idle)
 
 
@@ -102,14 +102,14 @@ class DeviceCapture:
         self.arenas = Arenas(driver, index)
         with torch.cuda.device(index):
             torch.cuda.set_device(index)  # a thread that did nothing on the device yet has no context
-            # a stream that nobody else has: torch hands out the same few again and again, and whatever another thread
-            # gave one that is being captured would be captured as well
+            # a stream of its own: torch hands out the same few streams repeatedly, and work that another thread puts
+            # on a stream under capture would be captured as well
             flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
             self.stream = torch.cuda.ExternalStream(int(call(driver.cuStreamCreate, int(flags))), device=index)
 
     def capture(self, fn: Function, args: Sequence[Any], eager: Collection[str], *, collectives: bool) -> Recording:
-        """Record ``fn``; replays call the operators ``eager``, and collectives, unless those are captured. Whatever is
-        raised, nothing of the capture is left. Raises CaptureError; memory that is short raises what it raises."""
+        """Record ``fn``; replays call the operators ``eager``, and collectives unless they are captured. Raises
+        CaptureError; errors for lack of memory pass through. After any exception, nothing of the capture is left."""
         with only_capture(), torch.cuda.device(self.index):
             torch.cuda.set_device(self.index)
             if torch.cuda.is_current_stream_capturing():
@@ -121,7 +121,7 @@ class DeviceCapture:
 
 
 def check_arguments(args: Sequence[Any]) -> int:
-    """The index of the one device that all tensors among ``args`` are on, the current one where there is none.
+    """Index of the one device of all tensors in ``args``; the current device if there are no tensors.
 
     Raises CaptureError: ``host-memory`` for a tensor on the CPU, ``several-devices``, ``unsupported-argument`` for
     anything but tensors, Python numbers and None.
@@ -149,8 +149,8 @@ def _device(position: int, value: torch.Tensor) -> int:
 
 
 def _stand_ins(arena: Arena, device: int, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[Allocation]]:
-    """``args`` with a tensor in the place of each tensor, and where these lie in ``arena``: at addresses that are
-    congruent to the arguments' own modulo ALIGNMENT."""
+    """``args`` with a stand-in for each tensor, and the allocations of the stand-ins in ``arena``, at addresses
+    congruent to those of the arguments modulo ALIGNMENT."""
     made, allocations, place = list(args), list[Allocation](), torch.device("cuda", device)
     for index, value in enumerate(args):
         if not isinstance(value, torch.Tensor):
@@ -194,7 +194,7 @@ class _Attempt:
     def record(self) -> Recording:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         if calls_operators(self._fn):
-            torch.cuda.current_blas_handle()  # cannot be made while capturing, and takes 66 MB of the device
+            torch.cuda.current_blas_handle()  # cannot be made during a capture, and takes 66 MB of device memory
         clear_cublas_workspaces()
         try:
             with self._on_side_stream():
@@ -207,7 +207,7 @@ class _Attempt:
             if error.launch is not None:
                 self._observer.fail_at(error.launch)
             raise
-        returned.clear()  # also where a debugger or a memory checker goes on holding frames
+        returned.clear()  # in case a debugger or a memory checker keeps frames alive
         self._refuse_survivors()
         return recording
 
@@ -216,12 +216,12 @@ class _Attempt:
     @contextlib.contextmanager
     @unbroken
     def _on_side_stream(self) -> Iterator[None]:
-        """Run the body on the capture stream, in its turn at the generator's seed and offset on the device: captures
-        share that memory in torch 2.11, and each capture and each replay refills it. The stream waits for the last
+        """Run the body on the capture stream, with a turn at the generator's seed and offset on the device: captures
+        share that memory in torch 2.11, and each capture and each replay refills it. The stream waits for the previous
         turn, and the next turn for the work of this one.
 
-        Raises CaptureError (``generator-busy``) while another turn goes on that may run Python code: to wait for that
-        may be to wait for ever.
+        Raises CaptureError (``generator-busy``) during another turn that may run Python code: waiting for it could
+        take forever.
         """
         device = self._device
         current = torch.cuda.current_stream(device.index)
@@ -286,7 +286,7 @@ class _Attempt:
         return Recording(*facts, out_of_range_pointers=True, scratch=scratch, **more)
 
     def _eager_calls(self, chosen: Collection[str], collectives: bool) -> EagerCalls:
-        """Callbacks by which this capture records eager calls."""
+        """Callbacks with which this capture records eager calls."""
         device = self._device
         index = device.index
 
@@ -306,7 +306,7 @@ class _Attempt:
         def record(call: OperatorCall) -> RecordedCall:
             drawn = int(device.native.random_memory(index)[2])
             tensors = [value for value in self._arguments if isinstance(value, torch.Tensor)]
-            for tensor in call.tensors():  # it will be a view of the caller's own storage
+            for tensor in call.tensors():  # at replay, a view of the caller's own storage
                 base = tensor.untyped_storage().data_ptr()
                 sharing = (each for each in tensors if each.untyped_storage().data_ptr() == base)
                 if any(each.element_size() != tensor.element_size() for each in sharing):
@@ -316,23 +316,23 @@ class _Attempt:
         return EagerCalls(chosen, not collectives, record, lambda: len(self._session.pieces()))
 
     def _draws(self, graph: torch.cuda.CUDAGraph, launches: Sequence[Launch]) -> bool:
-        """True if a launch draws, or the capture advanced the generator."""
+        """True if a launch draws random numbers, or the capture advanced the generator."""
         return any(launch.random for launch in launches) or bool(self._device.native.advances(graph))
 
     def _fixed(self) -> list[Allocation]:
-        """Memory that never moves: constants of the module, then the generator's seed and offset."""
+        """Memory that never moves: the module's constants, then the generator's seed and offset."""
         places = [(t.data_ptr(), extent(t)) for t in self._constants.values()]
         places += [(address, 8) for address in self._random]
         return [Allocation(AllocationKind.CONSTANT, i, *place) for i, place in enumerate(places)]
 
     def _sensitive(self, own: Sequence[Allocation]) -> set[int]:
-        """Arguments that an operator took an offset from the start of the storage of."""
+        """Arguments whose offset from the start of their storage is baked in."""
         addresses = AddressMap(own)
         owners = [addresses.inside(address) for address in self._observer.absolute]
         return {owner.index for owner in owners if owner is not None and owner.kind is AllocationKind.INPUT}
 
     def _refuse_survivors(self) -> None:
-        """Memory of the capture that somebody goes on holding would later be taken for real memory."""
+        """Raise CaptureError if memory of the capture is still held: its holder would take it for real memory."""
         if not self._session.idle():
             gc.collect()
         survivors = [
@@ -353,16 +353,16 @@ class _Attempt:
 @contextlib.contextmanager
 @unbroken
 def _recording(graph: torch.cuda.CUDAGraph, session: Any, device: DeviceCapture) -> Iterator[None]:
-    """The current stream is captured, and allocations of this thread come from ``session``, until the block is left in
-    whatever way. Raises RuntimeError if the capture is broken by then."""
-    pool = torch.cuda.graph_pool_handle()  # nothing lies in it; that of a broken capture has to be known
+    """Capture the current stream in the block, with this thread's allocations from ``session``. The capture ends
+    however the block is left. Raises RuntimeError if the capture is broken by then."""
+    pool = torch.cuda.graph_pool_handle()  # stays empty; needed to end a broken capture
     end = partial(_end, graph, session, partial(device.native.end_broken_capture, device.index, pool))
     try:
         graph.capture_begin(pool, capture_error_mode="thread_local")
         session.begin()
         yield
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # what went wrong is being raised already
+        with contextlib.suppress(RuntimeError):  # the original error is already being raised
             end()
         raise
     end()
@@ -370,8 +370,8 @@ def _recording(graph: torch.cuda.CUDAGraph, session: Any, device: DeviceCapture)
 
 @unbroken
 def _end(graph: torch.cuda.CUDAGraph, session: Any, end_broken: Callable[[], None]) -> None:
-    """End the capture. A broken one leaves torch's allocators and the generator believing that it goes on: the latter
-    is mended by an empty one."""
+    """End the capture. After a broken one, torch's allocators and the generator behave as if it went on: ``end_broken``
+    repairs the allocators, and an empty capture the generator."""
     try:
         session.end()
     finally:
@@ -387,11 +387,11 @@ def _end(graph: torch.cuda.CUDAGraph, session: Any, end_broken: Callable[[], Non
                 raise
 
 
-# -- what a region returned ---------------------------------------------------------------------------------------
+# -- outputs of a region -------------------------------------------------------------------------------------------
 
 
 class _Returned:
-    """Memory of what a region returned, as ``CaptureMemory``. ``empty`` are allocations made up for outputs without
+    """Memory of a region's outputs: a ``CaptureMemory``. ``empty`` are allocations made up for outputs without
     memory."""
 
     def __init__(
@@ -404,7 +404,7 @@ class _Returned:
         self._pool = sum(a.kind is AllocationKind.POOL for a in allocations)
 
     def place(self, tensor: torch.Tensor) -> tuple[Allocation, int]:
-        """As ``CaptureMemory.place``."""
+        """See ``CaptureMemory.place``."""
         if type(tensor) not in _TENSORS or tensor.device.type != "cuda" or tensor.layout is not torch.strided:
             raise CaptureError("unsupported-output", f"the region returned {type(tensor).__name__}")
         if tensor.is_conj() or tensor.is_neg():

@@ -25,12 +25,12 @@ from pygraph.runtime.provenance import Refusal
 __all__ = ["CudaDriver"]
 
 _REGISTER = "NCCL_GRAPH_REGISTER"
-"""Unless it is 0, NCCL may tell other ranks the addresses of what is captured, which no replay could change."""
+"""Unless this is 0, NCCL may give captured addresses to other ranks, where replays could not change them."""
 
 
 class CudaDriver(NativeDriver):
-    """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``). What needs
-    the native half waits for it, and raises CaptureError (``native-unavailable``) where it cannot be built."""
+    """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``). Methods
+    that need the native half wait for its build, and raise CaptureError (``native-unavailable``) if that fails."""
 
     parallel, build = True, build
 
@@ -53,7 +53,7 @@ class CudaDriver(NativeDriver):
         *,
         collectives: bool = False,
     ) -> Recording:
-        """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back."""
+        """Record ``fn``. The payload is a CudaCapture; dropping it releases the address space."""
         return self._device(check_arguments(args)).capture(fn, args, eager, collectives=collectives)
 
     def run_inside(self, fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
@@ -61,15 +61,15 @@ class CudaDriver(NativeDriver):
         return outputs
 
     def instantiate(self, program: Program) -> Executable:
-        """Make ``program`` ready for replay, once for each recording. The executable outlives the recording."""
+        """Make ``program`` ready for replay, at most once for each recording. The executable outlives the recording."""
         payload = payload_of(program.recording)
         nested = any(launch.bodies for launch in program.recording.launches)
         make = make_nested if nested else make_executable
         return make(self._device(payload.device), program, payload)
 
     def generator(self, program: Program) -> torch.Generator | None:
-        """The default generator of the region's device, if its capture advanced that, or eager calls may. Operators
-        that draw from the CPU's are not captured."""
+        """The default generator of the region's device, if its capture advanced it, or eager calls may do so.
+        Operators that draw from the CPU's generator are not captured."""
         payload = payload_of(program.recording)
         draws = payload.random or any(launch.random for launch in program.calls)
         return torch.cuda.default_generators[payload.device] if draws else None
@@ -77,7 +77,7 @@ class CudaDriver(NativeDriver):
     def exchange_state(
         self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Under the generator's own lock."""
+        """Exchange the state under the generator's own lock."""
         before: torch.Tensor = self._native.exchange_state(generator, to, expected)
         return before
 
@@ -88,12 +88,12 @@ class CudaDriver(NativeDriver):
         return int(torch.cuda.get_device_properties(device).total_memory) // 10
 
     def spare_bytes(self) -> int:
-        """Half of what is free, in the device or in torch's cache."""
+        """Half of the free memory, on the device and in torch's cache."""
         free, _ = torch.cuda.mem_get_info()
         return (free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) // 2
 
     def synchronise(self, device: torch.device | None) -> bool:
-        """Waits for the current stream alone: to wait for a whole device breaks captures that other threads make."""
+        """Waits only for the current stream: waiting for a whole device breaks captures of other threads."""
         stream = torch.cuda.current_stream(device)
         with torch.cuda.device(stream.device):
             if torch.cuda.is_current_stream_capturing():
@@ -108,8 +108,8 @@ class CudaDriver(NativeDriver):
 
     @contextlib.contextmanager
     def scratch_pool(self, args: Sequence[Any]) -> Iterator[ScratchPool]:
-        """A private pool of torch's allocator; ordinary memory where the allocator in use has no such pools, and
-        while the caller's own stream is being captured."""
+        """A private pool of torch's allocator; ordinary memory if the allocator in use has no such pools, or while the
+        caller's own stream is being captured."""
         devices = [arg.device.index for arg in args if isinstance(arg, torch.Tensor) and arg.device.type == "cuda"]
         device = devices[0] if devices else torch.cuda.current_device()
         if torch.cuda.is_current_stream_capturing():
@@ -128,7 +128,7 @@ class CudaDriver(NativeDriver):
             return None
 
     def _device(self, device: int) -> DeviceCapture:
-        known = self._devices.get(device)  # of two that are made at once, one is used by everybody
+        known = self._devices.get(device)  # if two threads make one at once, both use the first
         return known or self._devices.setdefault(device, DeviceCapture(self._driver, self._native, device))
 
 
@@ -153,7 +153,7 @@ class _Timer:
 
     @contextlib.contextmanager
     def _relaxed(self) -> Iterator[None]:
-        """The mode in which to ask breaks no captures that other threads make."""
+        """Relaxed capture mode, in which queries do not break captures of other threads."""
         exchange, relaxed = self._driver.cuThreadExchangeStreamCaptureMode, self._driver.CUstreamCaptureMode
         before = bindings.call(exchange, relaxed.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
@@ -163,11 +163,11 @@ class _Timer:
 
 
 def _give_back(pool: Any, device: int) -> None:
-    """Close ``pool``, if there is one, which empties the ordinary pool as well, and clear the workspaces of libraries.
+    """Clear the workspaces of libraries, and close ``pool``, if there is one, which empties the ordinary pool as well.
 
-    What runs on these may still be under way: they were allocated on the stream that it runs on, and torch gives them
-    to nobody but later work on that stream. Uncaptured calls make new ones; a program that is all replays holds none
-    besides what its regions borrow.
+    Work that uses the workspaces may still be running: they were allocated on its stream, and torch gives their memory
+    only to later work on that stream. Uncaptured calls make new ones; a program that consists of replays holds only
+    the workspaces that its regions borrow.
     """
     clear_cublas_workspaces()
     if pool is not None:

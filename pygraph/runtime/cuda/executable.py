@@ -1,7 +1,7 @@
-"""From a Program to what replays it: the captured graph is cut into segments, and every address of it is accounted for.
+"""Makes the executable of a Program: cuts the captured graph into segments, and accounts for each of its addresses.
 
-Words of other people's memory are replaced, copies are pointed at ordinary memory, each segment is instantiated and
-uploaded, and the native region is told where each patched word's address comes from.
+Words that point at memory of others are replaced, copies are pointed at ordinary memory, each segment is instantiated
+and uploaded, and the native region gets the source of the address in each patched word.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["Part", "anchor_copies", "device_bytes", "drop_superseded", "make_exe
 
 
 def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
-    """Instantiate ``program``. Takes ``capture.graph``.
+    """Instantiate ``program``, and take ``capture.graph``.
 
-    Raises CaptureError when the program breaks a rule, and when the capture was instantiated before.
+    Raises CaptureError if the program breaks a rule, or the capture was instantiated before.
     """
     verify(program)
     nodes = with_scratch(program, capture.nodes)
@@ -40,7 +40,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
         raise CaptureError("already-instantiated", "a capture makes one executable")
     segments = [(step.begin, step.end) for step in program.steps if isinstance(step, GraphSegment)]
     with torch.cuda.device(capture.device):
-        torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
+        torch.cuda.set_device(capture.device)  # a thread that has not used the device yet has no context
         anchor_copies(device.driver, program, nodes)
         dropped = drop_superseded(device.driver, graph.raw_cuda_graph(), nodes)
         nodes = [None if launch in dropped else node for launch, node in enumerate(nodes)]
@@ -54,12 +54,12 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
 
 _GRAPH_BYTES = 2 << 20
 _NODE_BYTES = 8 << 10
-"""Bytes of the device, outside of torch's allocator, of an instance, and of each node besides its parameters. The
-driver tells nobody, and takes memory in pieces: these are upper bounds (``tests/gpu/test_room.py`` measures)."""
+"""Bytes of device memory, outside of torch's allocator, of an instance, and of each node without its parameters. The
+driver does not report them, and allocates in pieces: these are upper bounds (``tests/gpu/test_room.py`` measures)."""
 
 
 def device_bytes(nodes: Iterable[Node | None], instances: int) -> int:
-    """Bytes of the device that ``instances`` which hold ``nodes`` take at most."""
+    """Upper bound, in bytes, on the device memory of ``instances`` graph instances that hold ``nodes`` together."""
     sizes = [
         _NODE_BYTES + (len(node.blob) if isinstance(node, KernelNode) else 0) for node in nodes if node is not None
     ]
@@ -70,11 +70,11 @@ def device_bytes(nodes: Iterable[Node | None], instances: int) -> int:
 
 
 def with_scratch(program: Program, nodes: Sequence[Node | None]) -> list[Node | None]:
-    """``nodes`` with parameters in which inert words of other people's memory point at scratch memory.
+    """``nodes`` whose inert words that pointed at memory of others point at scratch memory.
 
-    Nothing is told to the graph here: a kernel's first patch hands over all of its parameters, before it first runs.
-    Raises CaptureError: ``foreign-address`` for a kernel that is never patched, ``invalid-program`` for what is no
-    word of a kernel, and without scratch memory.
+    The graph itself is not changed: a kernel's first patch, before it first runs, sets all of its parameters. Raises
+    CaptureError: ``foreign-address`` for a kernel that is never patched, ``invalid-program`` for a word of anything but
+    a kernel, and without scratch memory.
     """
     recording, made = program.recording, list(nodes)
     sizes = {a.key: a.nbytes for a in recording.allocations}
@@ -97,7 +97,7 @@ def anchor_copies(driver: ModuleType, program: Program, nodes: Sequence[Node | N
     """Point the operands of copies that will be patched at ordinary memory before the graph is instantiated.
 
     An instantiated copy node accepts only addresses of the kind of memory that it was made with, and stand-ins are
-    mapped while ordinary memory (as a rule) is not. Nothing runs on these addresses: the first replay replaces them.
+    mapped memory, unlike (as a rule) ordinary memory. Nothing runs on these addresses: the first replay replaces them.
     """
     moved: dict[CopyNode, set[int]] = {}
     for slot in program.slots:
@@ -117,13 +117,13 @@ def anchor_copies(driver: ModuleType, program: Program, nodes: Sequence[Node | N
 
 
 def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Node | None]) -> frozenset[int]:
-    """Take records of an event that a later one supersedes out of a graph, of which ``nodes`` are all, by launch. What
-    was ordered by way of a record still is. Returns the launches that are gone.
+    """Remove records of an event that a later record supersedes. ``nodes`` are all nodes of the graph, by launch.
+    Orders by way of a removed record are kept. Returns the launches that were removed.
 
     before:  reduce ─► record ─► reduce ─► record          after:  reduce ─► reduce ─► record
 
-    Behind each collective that is captured, NCCL records an event of its communicator, and collectives on other streams
-    wait for it, as it was recorded last. Between two kernels such a node takes 7 µs (H200).
+    After each captured collective, NCCL records an event of its communicator, and collectives on other streams wait for
+    the latest record of it. Between two kernels, such a node takes 7 µs (H200).
     """
     events = [(place, node) for place, node in enumerate(nodes) if isinstance(node, EventNode)]
     if not events:
@@ -131,7 +131,7 @@ def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Node | None]
     handles = [0 if node is None else node.handle for node in nodes]
     places = {handle: place for place, handle in enumerate(handles)}
     edges = read_edges(graph)
-    early = {edge[:2] for edge in edges if any(edge[2][:3])}  # the later one need not wait for completion
+    early = {edge[:2] for edge in edges if any(edge[2][:3])}  # the later node need not wait for completion
     complete = [edge for edge in edges if edge[:2] not in early]
     waits: list[set[int]] = [set() for _ in nodes]
     for earlier, later, _ in complete:
@@ -140,7 +140,7 @@ def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Node | None]
     dropped: list[int] = []
     for place, node in events:
         behind = [other.records for at, other in events if other.event == node.event and before[at] >> place & 1]
-        if node.records and behind and all(behind):  # no wait of the graph's own is for this record
+        if node.records and behind and all(behind):  # no wait in the graph is for this record
             dropped.append(place)
     passed = {edge[:2] for edge in without(complete, handles, dropped)[0]} - {edge[:2] for edge in complete}
     if any(pair in passed or any(places[handle] in dropped for handle in pair) for pair in early):
@@ -153,8 +153,8 @@ def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Node | None]
 
 @dataclass(frozen=True)
 class Part:
-    """One segment's graph and its instance, as handles; both 0 for the first, which torch's own object holds.
-    ``handles`` are its nodes' by launch."""
+    """Graph and instance of one segment, as handles; both 0 for the first segment, which torch's own object holds.
+    ``handles`` are those of its nodes, by launch."""
 
     graph: int
     instance: int
@@ -169,14 +169,14 @@ def split(
     order: Order | None = None,
 ) -> list[Part]:
     """Cut ``graph`` at ``bounds`` (begin and end of each segment, by launch) and instantiate every part. ``nodes`` are
-    its nodes by launch: eager calls have none, nor have events that are left out. Nodes wait for each other as
-    captured, or as ``order`` says.
+    its nodes by launch, with None for eager calls and removed events. Nodes wait for each other as captured, or by
+    ``order`` if it is given.
 
-    Each part is a clone without the nodes of the others; torch's own graph becomes the first. What is instantiated
-    here belongs to the caller.
+    Each part is a clone without the nodes of the other parts; torch's own graph becomes the first part. The caller
+    owns the instances.
 
-    Instances are uploaded before anybody patches them. A kernel that is patched before its first upload takes 0.3 µs
-    longer at every launch from then on (H200, driver 580), as nothing later puts right; one patched after it does not.
+    Instances are uploaded before they are first patched. A kernel patched before its first upload takes 0.3 µs longer
+    at every later launch (H200, driver 580), and nothing later repairs that; one patched after the upload does not.
     """
     clones = [_clone(driver, graph.raw_cuda_graph(), nodes, *bound, order) for bound in bounds[1:]]
     begin, end = bounds[0]
@@ -188,14 +188,14 @@ def split(
     stream = torch.cuda.current_stream()
     for instance in (graph.raw_cuda_graph_exec(), *(part.instance for part in clones)):
         call(driver.cuGraphUpload, driver.CUgraphExec(instance), driver.CUstream(stream.cuda_stream))
-    stream.synchronize()  # the first patch may come at once; a comparison waits for the stream after it anyway
+    stream.synchronize()  # the first patch may follow at once; a comparison then waits for the stream anyway
     return [Part(0, 0, first), *clones]
 
 
 def _clone(
     driver: ModuleType, graph: int, nodes: Sequence[Node | None], begin: int, end: int, order: Order | None
 ) -> Part:
-    """A copy of launches ``begin`` to ``end`` of a graph, instantiated."""
+    """An instantiated copy of launches ``begin`` to ``end`` of a graph."""
     copy = call(driver.cuGraphClone, driver.CUgraph(graph))
     handles: dict[int, int] = {}
     for index, node in enumerate(nodes):
@@ -212,7 +212,7 @@ def _clone(
 
 
 def _edges(parts: Sequence[Part], first: int) -> list[tuple[int, int]]:
-    """The edges of all ``parts`` by launch, as the CUDA driver tells them; ``first`` is the graph of the first part."""
+    """The edges of all ``parts``, by launch, read from the CUDA driver; ``first`` is the graph of the first part."""
     found: list[tuple[int, int]] = []
     for part in parts:
         launches = {handle: launch for launch, handle in part.handles.items()}
@@ -224,8 +224,8 @@ def _edges(parts: Sequence[Part], first: int) -> list[tuple[int, int]]:
 def _reorder(
     driver: ModuleType, graph: int, nodes: Sequence[Node | None], handles: Mapping[int, int], order: Order | None
 ) -> None:
-    """Have the nodes of ``graph``, whose ``handles`` are given by launch, wait as ``order`` says, if there is one.
-    Kernels on its longest path start first."""
+    """Replace the edges of ``graph`` by those of ``order``, if there is one; ``handles`` are its nodes, by launch.
+    Kernels on the longest path of the order start first."""
     if order is None:
         return
     pairs = ((earlier, later) for later in handles for earlier in order.edges[later] if earlier in handles)
@@ -247,8 +247,8 @@ def _native_region(
     nodes: Sequence[Node | None],
     parts: Sequence[Part],
 ) -> Any:
-    """The region that replays ``parts``, one for each segment, and owns them; whatever is raised, they are gone.
-    ``nodes`` are given by launch."""
+    """The region that replays ``parts``, one for each segment, and owns them. After any exception, the parts are
+    destroyed. ``nodes`` are given by launch."""
     native, driver = device.native, device.driver
     where = {launch: (part.handles[launch], number) for number, part in enumerate(parts) for launch in part.handles}
     patched = dict.fromkeys(slot.launch for slot in program.slots)

@@ -3,8 +3,8 @@
     graph    set ─► WHILE          set: a kernel that decides whether the body runs
                body   kernel ─► copy ─► set
 
-The nodes of captured bodies are copied into the graphs that the driver makes for them. They are patched there, by the
-instance of the whole graph, like any others.
+The nodes of captured bodies are copied into the graphs that the driver makes for the bodies. There, they are patched
+through the instance of the whole graph, like any other nodes.
 """
 
 from __future__ import annotations
@@ -94,25 +94,25 @@ SET:
     ret;
 }
 """
-"""The kernel that sets a condition, as ``nvcc -ptx -rdc=true`` compiles ``cudaGraphSetConditional(condition, …)``: the
-driver knows that function. By ``kind``: the byte of a branch; ``count < limit`` and not ``stop``, before a loop; and
-after an iteration, which it counts. If that has ``drawn``, it advances the generator's ``offset``. A word of the host's
-memory (see ``stop.h``) has ``asked`` a loop to end."""
+"""The kernel that sets a condition, as ``nvcc -ptx -rdc=true`` compiles ``cudaGraphSetConditional(condition, …)``, a
+function that the driver provides. By ``kind``, the condition is the byte of a branch (0), or ``count < limit`` and not
+``stop``: before a loop (1), or after an iteration (2), which is counted first. If ``drawn`` is not 0, it is added to
+the generator's ``offset``. The word of host memory at ``asked`` (see ``stop.h``) can end a loop."""
 
 _BRANCH, _FIRST, _AGAIN = range(3)
 _LAYOUT, _DECIDES = tuple((place, 8) for place in range(0, 48, 8)), ((8, 8),)
-"""The (offset, size) of its parameters, and of the address of what decides: word 0 of its launch."""
+"""The (offset, size) of its parameters, and of the address ``decides``: word 0 of its launch."""
 
 
 def make_nested(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
-    """Instantiate ``program``, which has launches with bodies, as one graph for each segment. Raises CaptureError."""
+    """Instantiate ``program``, which has launches with bodies, as one graph per segment. Raises CaptureError."""
     verify(program)
     if program.calls and any(launch.random for launch in program.recording.launches):
         raise CaptureError("host-loop", "launches that draw stand beside a loop or branch, and calls of the host")
     payloads = [payload_of(each.recording) for each in (program, *bodies_of(program))]
     driver, segments = device.driver, [step for step in program.steps if isinstance(step, GraphSegment)]
     with torch.cuda.device(capture.device):
-        torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
+        torch.cuda.set_device(capture.device)  # a thread that has not used the device yet has no context
         graphs, instances = list[Any](), list[Any]()
         try:
             made = _Nested(device, _drawn(device, program, capture))
@@ -136,8 +136,8 @@ def make_nested(device: DeviceCapture, program: Program, capture: CudaCapture) -
 
 
 def _drawn(device: DeviceCapture, program: Program, capture: CudaCapture) -> int:
-    """How far an iteration advances the generator. Raises CaptureError (``host-loop``) where not each one is like that:
-    of a branch, or a loop within others."""
+    """How far an iteration advances the generator; 0 if no body draws. Raises CaptureError (``host-loop``) if a branch
+    draws, or a loop among other launches."""
     launches = program.recording.launches
     alone = len(launches) == len(list(bodies_of(program))) == 1 and launches[0].kind is LaunchKind.WHILE
     inside = any(launch.random for body in bodies_of(program) for launch in body.recording.launches)
@@ -159,29 +159,29 @@ def _setter(driver: ModuleType, context: int) -> Any:  # noqa: ARG001 - each con
 
 
 class _Nested:
-    """A graph that is being made of a program. ``made`` are its nodes by launch, as (node, handle): those of a loop or
-    branch are the kernels that set its condition. ``drawn``: how far an iteration advances the generator."""
+    """A graph under construction from a program. ``made`` are its nodes by launch, as (node, handle); those of a loop
+    or branch are the kernels that set its condition. ``drawn``: how far an iteration advances the generator."""
 
     def __init__(self, device: DeviceCapture, drawn: int) -> None:
         self._device, self._driver, self._drawn = device, device.driver, drawn
         self._context = call(self._driver.cuCtxGetCurrent)
         self.made: dict[Path, list[tuple[Node, int]]] = {}
         self._stop: Any = None
-        """By which a signal ends loops; None where there are none."""
+        """Lets a signal end the loops; None if there are none."""
 
     @property
     def nodes(self) -> list[Node]:
-        """All nodes, but for conditional ones."""
+        """All nodes except conditional ones."""
         return [node for nodes in self.made.values() for node, _ in nodes]
 
     def fill(self, graph: int, program: Program, path: Path, within: range | None = None) -> list[int]:
-        """Add ``program``, the one at ``path``, or its launches ``within`` alone, to a graph that is empty. Returns the
-        nodes that nothing of these waits for."""
+        """Add ``program``, which is at ``path``, or only its launches ``within``, to an empty graph. Returns the added
+        nodes for which no other added node waits."""
         launches, payload = program.recording.launches, payload_of(program.recording)
         own = [None if launch.bodies else payload.nodes[launch.index] for launch in launches]
         own = with_scratch(program, own)
         anchor_copies(self._driver, program, own)
-        first, last = dict[int, int](), dict[int, int]()  # by launch: what waits for others, and what others wait for
+        first, last = dict[int, int](), dict[int, int]()  # by launch: the node that waits, and the node to wait for
         for index in range(len(launches)) if within is None else within:
             launch, node, at = launches[index], own[index], (*path, index)
             if node is None:
@@ -200,7 +200,7 @@ class _Nested:
         return [node for launch, node in last.items() if launch not in waited]
 
     def _nest(self, graph: int, launch: Launch, path: Path) -> tuple[int, int]:
-        """Add a loop or branch to a graph: the kernel that sets its condition first, and its conditional node."""
+        """Add a loop or branch to a graph: the kernel that first sets its condition, and its conditional node."""
         driver, repeats = self._driver, launch.kind is LaunchKind.WHILE
         if not hasattr(driver, "cuGraphConditionalHandleCreate"):
             raise CaptureError("host-loop", "cuda.bindings has no conditional nodes")
@@ -229,7 +229,7 @@ class _Nested:
         kind: int,
         advances: tuple[int, int] = (0, 0),
     ) -> int:
-        """Add the kernel that sets a condition, and ``advances`` what lies at an address, by so much."""
+        """Add the kernel that sets a condition. ``advances`` is (address, increment) of the generator's offset."""
         driver = self._driver
         asked = 0 if kind == _BRANCH else self._stop.address
         values = (ctypes.c_uint64 * 6)(handle, 0, kind, *advances, asked)
@@ -247,7 +247,7 @@ class _Nested:
     def region(
         self, program: Program, capture: CudaCapture, segments: Sequence[Step], owned: Sequence[tuple[int, int]]
     ) -> Any:
-        """The native region that replays the graphs and instances ``owned``, one for each of ``segments``."""
+        """The native region that replays ``owned``, one pair of graph and instance for each of ``segments``."""
         native, torch_graph = self._device.native, capture.graph
         found = {slot: list(words_at(program, slot)) for slot in program.slots}
         patched = dict.fromkeys(path for words in found.values() for path, _, _ in words)
@@ -284,7 +284,7 @@ class _Nested:
 
 
 def _waits(program: Program, payload: CudaCapture, own: Sequence[Node | None]) -> list[tuple[int, int]]:
-    """Which launches (earlier, later) wait for each other: by the program's order, else as captured."""
+    """Pairs of launches (earlier, later) of which the later one waits: by the program's order, else as captured."""
     if program.order is not None:
         return [(earlier, later) for later, waited in enumerate(program.order.edges) for earlier in waited]
     if len(own) < 2 or payload.chained:

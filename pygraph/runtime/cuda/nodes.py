@@ -1,14 +1,14 @@
 """The kinds of nodes of a captured CUDA graph: one class each, mirrored by one struct of ``nodes.h`` that patches it.
 
-A class reads a node as a launch: its parameter words, which may be addresses, the memory that these use, and all that
-must not change. It makes the node ready to be patched, and names the struct that does it::
+A class reads a node as a launch: its parameter words, which may be addresses, the memory that they use, and everything
+that must not change. It prepares the node for patching, and names the struct that patches it::
 
     cuGraphKernelNodeGetParams ─ KernelNode.read ─ Launch(words, uses) ─ slots ─ KernelNode.add ─ struct KernelNode
 
 A new kind is a class here, a struct in ``nodes.h``, its functions in ``driver_api.h``, and a ``LaunchKind``.
 
-Which words are addresses is found elsewhere, by comparing two captures. A node's parameters belong to the node and die
-with its next update, so that everything is copied at once.
+Addresses among the words are identified elsewhere, by comparing two captures. A node owns its parameters until its next
+update, so everything is copied at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CODE = ("NUM_REGS", "SHARED_SIZE_BYTES", "CONST_SIZE_BYTES", "LOCAL_SIZE_BYTES"
 """Attributes of a function, ``CU_FUNC_ATTRIBUTE_…``, that follow from its code."""
 
 _FORMATS = {WORD: "Q", 4: "I", 2: "H", 1: "B"}
-"""How the ``struct`` module names numbers, by their bytes: the largest is an address, perhaps; others are none."""
+"""``struct`` formats of numbers, by size in bytes: only the largest may be an address."""
 
 
 class Reader:
@@ -70,10 +70,10 @@ class Function:
     """A kernel's function, as the driver knows it.
 
     Args:
-        identity: its handle
-        name: its symbol
-        layout: the (offset, size) of each parameter, bytes
-        attributes: what the driver says of its code: a library that compiles at run time may load one kernel many times
+        identity: handle
+        name: symbol
+        layout: (offset, size) of each parameter, in bytes
+        attributes: the driver's attributes of its code; run-time compilation may load one kernel many times
     """
 
     identity: int
@@ -83,19 +83,19 @@ class Function:
 
     @cached_property
     def code(self) -> str:
-        """A hash of all that follows from its code, whichever process loaded it."""
+        """Hash of layout and attributes: equal in all processes that load the same code."""
         return hashlib.sha256(repr((self.layout, self.attributes)).encode()).hexdigest()
 
     @cached_property
     def size(self) -> int:
-        """Bytes of its parameters, with padding between them."""
+        """Bytes of its parameters, including padding between them."""
         return max((offset + nbytes for offset, nbytes in self.layout), default=0)
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """The (offset, size) of the words of its parameters: 8 bytes where they are aligned, else numbers of 4, 2 or 1.
+        """The (offset, size) of the words of its parameters: aligned pieces of 8 bytes, and 4, 2 or 1 for the rest.
 
-        A word never crosses from one parameter into the next, and padding between parameters is nobody's.
+        A word never crosses from one parameter into the next, and padding between parameters belongs to no word.
         """
         places: list[tuple[int, int]] = []
         for offset, nbytes in self.layout:
@@ -108,7 +108,7 @@ class Function:
 
     @cached_property
     def _numbers(self) -> struct.Struct:
-        """The words in a buffer of its parameters."""
+        """Format of the words in a buffer of its parameters."""
         text, end = "<", 0
         for offset, size in self.places:
             text += f"{offset - end}x{_FORMATS[size]}"
@@ -122,22 +122,22 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Node(ABC):
-    """A node of a captured graph. Handles of its twins in clones of the graph are others."""
+    """A node of a captured graph. Its copies in clones of the graph have other handles."""
 
     handle: int
 
     @classmethod
     @abstractmethod
     def read(cls, reader: Reader, index: int, handle: Any) -> tuple[Node, Launch]:
-        """Node ``handle`` and launch ``index``, which it is. Raises CaptureError for what cannot be patched."""
+        """Node ``handle``, and its launch, number ``index``. Raises CaptureError if the node cannot be patched."""
 
     @abstractmethod
     def native(self, module: Any, handle: int, segment: int) -> Any:
-        """Make the native ``module``'s patcher of node ``handle`` of ``segment``, which is like this one."""
+        """The native ``module``'s patcher for node ``handle`` of ``segment``, a copy of this node."""
 
     @abstractmethod
     def add_to(self, driver: ModuleType, graph: Any, context: Any) -> int:
-        """Add a node like this one to another ``graph``, without edges. Returns its handle."""
+        """Add a copy of this node to another ``graph``, without edges. Returns its handle."""
 
     def place(self, word: int) -> int:
         """Where the native struct writes word ``word``: an operand's number, or a byte of a kernel's parameters."""
@@ -147,9 +147,9 @@ class Node(ABC):
 @dataclass(frozen=True, slots=True)
 class KernelNode(Node):
     """A kernel. ``blob`` is its parameter buffer, ``layout`` the (offset, size) of each parameter in it, in bytes, and
-    ``places`` the (offset, size) of each of the launch's words. An address fills a whole word; the pieces of
-    parameters that do not fill one count as words of at most 4 bytes, since structs leave such bytes unset, and what
-    then lies there differs from one capture to the next. Which memory it uses is not known."""
+    ``places`` the (offset, size) of each of the launch's words. An address fills a whole word; parts of
+    parameters that do not fill one are words of at most 4 bytes, as structs may leave such bytes unset, with contents
+    that differ between captures. The memory that the kernel uses is unknown."""
 
     blob: bytes
     layout: tuple[tuple[int, int], ...]
@@ -186,14 +186,14 @@ class KernelNode(Node):
 
     @staticmethod
     def hurry(driver: ModuleType, handle: int) -> None:
-        """Have the kernel of node ``handle`` start before others that could start as well."""
+        """Give the kernel of node ``handle`` the highest priority: it starts before others that are ready as well."""
         value = driver.CUkernelNodeAttrValue()
         _, value.priority = call(driver.cuCtxGetStreamPriorityRange)
         priority = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY
         call(driver.cuGraphKernelNodeSetAttribute, driver.CUgraphNode(handle), priority, value)
 
     def with_word(self, word: int, value: int) -> KernelNode:
-        """This node with another value for a word, which is told with the node's first patch."""
+        """This node with another value for a word; the node's first patch sets it."""
         place = self.place(word)
         blob = self.blob[:place] + value.to_bytes(WORD, "little") + self.blob[place + WORD :]
         return replace(self, blob=blob)
@@ -230,8 +230,8 @@ class CopyNode(Node):
         return int(call(driver.cuGraphAddMemcpyNode, graph, None, 0, params, context))
 
     def anchor(self, driver: ModuleType, words: Collection[int], memory: Sequence[int]) -> None:
-        """Point ``words``, which will be patched, at ``memory`` (an address for each operand) until then: an
-        instantiated copy accepts only addresses of the kind of memory that it was made with."""
+        """Point ``words``, which will be patched later, at ``memory`` (an address for each operand): an instantiated
+        copy accepts only addresses of the kind of memory that it was made with."""
         node = driver.CUgraphNode(self.handle)
         params = call(driver.cuGraphMemcpyNodeGetParams, node)
         if 0 in words:
@@ -264,7 +264,7 @@ class FillNode(Node):
 
 @dataclass(frozen=True, slots=True)
 class EmptyNode(Node):
-    """A node that does nothing: it only orders others."""
+    """A node that does nothing but order others."""
 
     @classmethod
     def read(cls, reader: Reader, index: int, handle: Any) -> tuple[EmptyNode, Launch]:  # noqa: ARG003
@@ -279,8 +279,8 @@ class EmptyNode(Node):
 
 @dataclass(frozen=True, slots=True)
 class EventNode(EmptyNode):
-    """A node that ``records`` an ``event`` of a library's, or waits for it, as NCCL has a captured collective wait for
-    those before it on the same communicator."""
+    """A node that ``records`` an ``event`` of a library, or waits for it. With such events, NCCL makes a captured
+    collective wait for earlier ones on the same communicator."""
 
     event: int
     records: bool
@@ -306,7 +306,7 @@ _KINDS: dict[str, type[Node]] = {
     "EVENT_RECORD": EventNode,
     "WAIT_EVENT": EventNode,
 }
-"""By the driver's name, ``CU_GRAPH_NODE_TYPE_…``. Any other kind is refused."""
+"""Classes of nodes by the driver's name, ``CU_GRAPH_NODE_TYPE_…``. Any other kind is refused."""
 
 
 def handles(driver: ModuleType, graph: int) -> list[Any]:
@@ -319,11 +319,11 @@ def handles(driver: ModuleType, graph: int) -> list[Any]:
 def read_nodes(
     driver: ModuleType, found: Sequence[Any], *, collectives: bool = False
 ) -> tuple[list[Node], list[Launch]]:
-    """Every node of ``found``, which are those of a graph in the order of capture, and the launch that it is. Events
-    are known where ``collectives`` were captured: those of a communicator live as long as it does.
+    """Nodes and launches for the handles ``found``, all nodes of a graph in the order of capture. Events are accepted
+    if ``collectives`` were captured: the events of a communicator live as long as it does.
 
-    Raises CaptureError: ``unsupported-node`` for a kind of node that cannot be patched, by name; ``host-memcpy`` for a
-    copy from or to host memory; ``unsupported-copy`` and ``unsupported-fill`` for ones of two dimensions.
+    Raises CaptureError: ``unsupported-node`` for a kind of node that cannot be patched; ``host-memcpy`` for a copy from
+    or to host memory; ``unsupported-copy`` and ``unsupported-fill`` for copies and fills of two dimensions.
     """
     reader = Reader(driver)
     nodes: list[Node] = []
@@ -340,7 +340,7 @@ def read_nodes(
 
 
 def _parameters(params: Any, function: Function) -> bytes:
-    """A copy of a kernel's parameter buffer, whichever way the node holds it."""
+    """A copy of a kernel's parameters, in either form in which a node holds them."""
     size = function.size
     if not size:
         return b""

@@ -1,11 +1,11 @@
-"""Phases of a captured graph: which of its launches may run side by side, by the edges between its nodes.
+"""Phases of a captured graph: groups of launches that may run in parallel, by the edges between its nodes.
 
 A phase is a run of consecutive launches. All of them have completed before the first one of the next phase starts::
 
     0 ─┬─ 1 ─┬─ 3 ─ 4        phases (0, 1, 1, 2, 3)
        └─ 2 ─┘
 
-Memory that a launch uses is needed all along its phase. Edges stay as captured.
+Memory that a launch uses is needed for all of its phase. Edges stay as captured.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pygraph.errors import CaptureError
 __all__ = ["Edge", "phases", "phases_of", "without"]
 
 Edge: TypeAlias = tuple[int, int, bytes]
-"""The earlier node, the later one, and data of the edge: port, port and type."""
+"""Earlier node, later node, and the edge's data: port of each node, and type."""
 
 _COMPLETE = bytes((0, 0, 0))
 """Data of an ordinary edge: the later node waits until the earlier one has completed."""
 
 _PROGRAMMATIC = bytes((1, 0, 1))
-"""Data of a programmatic dependent launch: the later kernel starts when the earlier one lets it, or ends. It waits by
-itself (``griddepcontrol.wait``) until the earlier one has completed, before it touches what others touch as well."""
+"""Data of a programmatic dependent launch: the later kernel starts when the earlier one allows it, or ends. It waits
+itself (``griddepcontrol.wait``) until the earlier one has completed, before it touches memory that others use, too."""
 
 
 def phases_of(edges: Collection[Edge], nodes: Sequence[Any], idle: Collection[int] = ()) -> tuple[int, ...]:
-    """The phase of each of ``nodes``, which are those of a graph in the order of capture, as in ``Recording.phases``.
-    The places ``idle`` are of nodes that use no memory: it does not matter what they run beside, but what they order.
+    """The phase of each of ``nodes``, all nodes of a graph in the order of capture, as in ``Recording.phases``.
+    ``idle`` are positions of nodes that use no memory: their own phase is irrelevant, but not what they order.
 
-    An edge that waits for less than a kernel's completion, in any other way than a programmatic launch does, orders
-    nothing. Raises CaptureError (``unordered-nodes``) when nodes are not listed in an order that their edges allow.
+    An edge that waits for less than a kernel's completion orders nothing, except that of a programmatic launch. Raises
+    CaptureError (``unordered-nodes``) if an edge contradicts the order of ``nodes``.
     """
     if idle:
         return _spread(phases_of(*without(edges, nodes, idle)), len(nodes), idle)
@@ -47,7 +47,7 @@ def phases_of(edges: Collection[Edge], nodes: Sequence[Any], idle: Collection[in
 
 
 def without(edges: Collection[Edge], nodes: Sequence[Any], idle: Collection[int]) -> tuple[list[Edge], list[Any]]:
-    """The other nodes, and edges in the place of paths by way of those at the places ``idle``."""
+    """Edges and nodes without the nodes at the positions ``idle``; edges replace the paths through these."""
     left = list(edges)
     for handle in (int(nodes[index]) for index in idle):
         to = [edge for edge in left if edge[1] == handle]
@@ -59,7 +59,7 @@ def without(edges: Collection[Edge], nodes: Sequence[Any], idle: Collection[int]
 
 
 def _spread(found: tuple[int, ...], count: int, idle: Collection[int]) -> tuple[int, ...]:
-    """Phases of ``count`` nodes, in which those that are ``idle`` run in that of the one before them."""
+    """Phases of ``count`` nodes, in which each ``idle`` node is in the phase of the node before it."""
     skipped, spread, taken = frozenset(idle), list[int](), 0
     every = found or tuple(range(count - len(skipped)))
     for index in range(count):
@@ -69,7 +69,7 @@ def _spread(found: tuple[int, ...], count: int, idle: Collection[int]) -> tuple[
 
 
 def _between(place: Mapping[int, int], edges: Collection[Edge]) -> set[tuple[int, int]]:
-    """The (earlier, later) nodes of ``edges``, by their places."""
+    """``edges`` as positions (earlier, later). Raises CaptureError (``unordered-nodes``)."""
     pairs = {(place[earlier], place[later]) for earlier, later, _ in edges}
     for earlier, later in pairs:
         if earlier >= later:
@@ -78,17 +78,17 @@ def _between(place: Mapping[int, int], edges: Collection[Edge]) -> set[tuple[int
 
 
 def phases(count: int, edges: Collection[tuple[int, int]], early: Collection[tuple[int, int]] = ()) -> tuple[int, ...]:
-    """The phase of each of ``count`` nodes: as many phases as there can be, each a run of consecutive nodes, such that
-    every node of one has completed before any of a later one starts. Empty where each node has a phase of its own.
+    """The phase of each of ``count`` nodes: the maximum number of phases, each a run of consecutive nodes, such that
+    all nodes of a phase have completed before any of a later one starts. Empty if each node has a phase of its own.
 
-    ``edges`` are distinct (earlier, later), and lead forward. No phase ends between the nodes of an ``early`` edge, of
-    which the later one may start, though not complete, before the earlier one has completed.
+    ``edges`` are distinct (earlier, later), and lead forward. No phase ends between the nodes of an ``early`` edge: its
+    later node may start, though not complete, before the earlier one has completed.
 
-    A phase ends behind node i when all nodes up to i lie on paths to all behind it. That is so when each of the
-    former that leads to none of them (a sink) has an edge to each of the latter that none of them leads to (a source):
-    a path from a sink to a source can have no node in between. So three numbers are counted for every i: sinks,
-    sources, and edges between the two, which have to be all that there can be. One pass does for all i, as node x is a
-    sink from i = x to before its first successor, and y a source from its last predecessor to before i = y.
+    A phase ends after node i if paths lead from every node up to i to every later one. That holds if each sink (a node
+    up to i without an edge to another of these) has an edge to each source (a later node without an edge from another
+    later one): a path from a sink to a source can have no node in between. So sinks, sources, and edges from sinks to
+    sources are counted for every i; the edges must be all possible ones. One pass counts for all i: node x is a sink
+    from i = x to before its first successor, and y a source from its last predecessor to before i = y.
     """
     successor, predecessor = [count] * count, [-1] * count
     for earlier, later in edges:
@@ -105,7 +105,7 @@ def phases(count: int, edges: Collection[tuple[int, int]], early: Collection[tup
 
 
 def _counts(count: int, spans: Iterable[tuple[int, int]]) -> list[int]:
-    """For each of ``count`` places, the number of ``spans`` (begin, end excluded) that it lies in."""
+    """For each of ``count`` positions, the number of ``spans`` (begin, end excluded) that contain it."""
     changes = [0] * (count + 1)
     for begin, end in spans:
         if begin < end:

@@ -1,11 +1,10 @@
-"""Memory accesses of a region's operators and Triton kernels, noted while the region is captured.
+"""Memory accesses of a region's operators and Triton kernels, recorded during the capture of the region.
 
-Each call is noted with the nodes that it added to the graph, the addresses that it only reads, and those that it may
-write. The launches that these nodes are then carry what their calls say. Nodes that nobody explains are taken to write
-whatever they are given. Custom operators are looked into: the operators that their bodies call are seen as well, by a
-second mode that is active inside.
+For each call, the nodes that it added to the graph are recorded, with the addresses that it only reads and those that
+it may write. The launches of these nodes then carry these accesses. Nodes without a recorded call are assumed to write
+all of their operands. In custom operators, a second mode observes the operators that their bodies call.
 
-Before each call the stack is cleared, so that parameters which kernels of torch leave unset hold zeros.
+Before each call the stack is cleared, so that parameters which torch's kernels leave unset are zero.
 """
 
 from __future__ import annotations
@@ -65,28 +64,28 @@ _KERNEL_KEYS = (
     "CompositeExplicitAutograd",
     "CompositeImplicitAutograd",
 )
-"""Where the kernel that runs on a CUDA tensor may be registered; the first wins."""
+"""Dispatch keys at which the kernel for CUDA tensors may be registered; the first wins."""
 
 _OF_THE_WRAPPER = frozenset(
     {"torch", "math", "inf", "nan", "assert_size_stride", "assert_alignment"}
     | {"empty_strided_cuda", "reinterpret_tensor", "get_raw_stream"}
 )
-"""Globals that Inductor's code uses besides its Triton kernels, and that run no operator but to allocate."""
+"""Globals of Inductor's code besides its Triton kernels. They run no operators except for allocations."""
 
 _GENERATED = "triton_"
-"""How Inductor names kernels of its own."""
+"""Prefix of the names of Inductor's own kernels."""
 
 _TEMPLATES = "triton_tem_"
-"""How it names those from templates: they do not say which results a fused addition adds to."""
+"""Prefix of kernels from templates: their names do not tell to which results a fused addition adds."""
 
 _ADDRESSES = (torch.int64, torch.uint64)
 """Dtypes of tensors of addresses, which a user's kernel may follow."""
 
 _READ_ONLY_NAMES = ("in_ptr", "arg_")
-"""How Inductor names the pointers of its own Triton kernels that it only loads from."""
+"""Prefixes of pointers in Inductor's own Triton kernels that are only loaded from."""
 
 _WRITE_ONLY_NAMES = ("out_ptr",)
-"""How it names those to buffers that the kernel defines: each element is stored to, and none is loaded before."""
+"""Prefixes of pointers to buffers that the kernel defines: it stores each element before any load of it."""
 
 
 _Key = tuple[AllocationKind, int]
@@ -96,8 +95,8 @@ _Look = Callable[[int], "Allocation | None"]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that a call is given: its first element is at ``address``, and ``bytes`` relative to that are its
-    elements; None: nobody knows which bytes around them the call uses. Without ``reads``, it writes each of them."""
+    """A tensor operand of a call. Its first element is at ``address``, and ``bytes``, relative to that, are its
+    elements; None: the bytes used around them are unknown. Without ``reads``, the call writes every element."""
 
     address: int
     bytes: Bytes | None
@@ -106,7 +105,7 @@ class Operand:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, writes: bool, exact: bool = True, reads: bool = True) -> Operand:
-        """``tensor``, of which a call uses its elements alone, if ``exact``."""
+        """``tensor`` as an operand; if ``exact``, the call uses only its elements."""
         made = None
         if exact and tensor.is_contiguous():
             made = Bytes(0, tensor.nbytes)
@@ -117,11 +116,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The nodes ``begin`` to ``end`` (excluded) came from the call ``name``, which was given ``operands``.
+    """The nodes ``begin`` to ``end`` (excluded) came from the call ``name`` on ``operands``.
 
-    ``origin`` is where that call stands in the region and in the user's program. ``nondeterministic``: it is known to
-    come out otherwise each time. ``closed``: it uses its operands, what it allocates, the generator and libraries' own
-    memory, and nothing else. ``in_place``: addresses of operands that its result might take the place of.
+    ``origin`` is the place of the call in the region and in the user's program. ``nondeterministic``: its results are
+    known to vary between runs. ``closed``: it uses only its operands, memory that it allocates, the generator and
+    libraries' own memory. ``in_place``: addresses of operands in whose place its result might be written.
     """
 
     begin: int
@@ -146,8 +145,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class EagerSpan:
-    """An eager call behind ``begin`` nodes, and behind ``pieces`` allocations, its results included. ``words`` are
-    those of its launch, ``reads`` and ``writes`` the addresses among them."""
+    """An eager call after ``begin`` nodes, with ``pieces`` allocations made by then, including its results. ``words``
+    are the words of its launch, ``reads`` and ``writes`` the addresses among them."""
 
     begin: int
     pieces: int
@@ -162,8 +161,8 @@ class EagerSpan:
 
 @dataclass(frozen=True, slots=True)
 class EagerCalls:
-    """Which operators each replay calls (``chosen``, besides those that no driver captures, and functional
-    ``collectives``, if so), how such a call is recorded, and how many allocations there are by now."""
+    """Operators that each replay calls: ``chosen``, those that no driver captures and, if ``collectives``, functional
+    collectives. ``record`` records such a call; ``pieces`` returns the number of allocations so far."""
 
     chosen: Collection[str]
     collectives: bool
@@ -173,10 +172,10 @@ class EagerCalls:
 
 @dataclass
 class Observer:
-    """Collects spans. ``nodes`` tells how many nodes the graph has by now, and None once the stream is not captured any
-    more: not every call that breaks a capture raises, but it is the first one after which that is so. ``wipe_stack``
-    overwrites the stack that the next call is going to use. ``calls``: what becomes of eager calls; None: there are
-    none."""
+    """Collects spans. ``nodes`` returns the number of nodes in the graph so far, or None once the stream is no longer
+    captured: a call that breaks the capture need not raise, but is the first one after which this is None.
+    ``wipe_stack`` overwrites the stack that the next call is going to use. ``calls`` handles eager calls; None: there
+    are none."""
 
     nodes: Callable[[], int | None]
     wipe_stack: Callable[[], None] = lambda: None
@@ -184,11 +183,11 @@ class Observer:
     eager: list[EagerSpan] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     absolute: list[int] = field(default_factory=list)
-    """Addresses of tensors that were given an offset from the start of their storage."""
+    """Addresses of tensors whose offset from the start of their storage is baked in."""
     python: list[PythonCall] = field(default_factory=list)
-    """Calls of operators whose bodies are Python, and were run."""
+    """Calls of operators with Python bodies that ran during the capture."""
     failed: str | None = None
-    """The call that an error came out of, or that broke the capture."""
+    """The call that raised an error, or broke the capture."""
 
     def call(
         self,
@@ -201,11 +200,11 @@ class Observer:
         in_place: Callable[[Any], tuple[int, ...]] | None = None,
         inside: _Inside | None = None,
     ) -> Any:
-        """Run one call, and note the nodes that it added. That of a custom operator, seen from ``inside``, has to add
-        some if it makes or writes memory. ``in_place`` finds, for the result of a call that is one kernel, addresses of
-        operands that this might take the place of.
+        """Run one call, and record the nodes that it added. A custom operator, observed by ``inside``, must add nodes
+        if it returns or writes memory. ``in_place`` maps the result of a call that is one kernel to addresses of
+        operands in whose place the result might be written.
 
-        Raises what the call raises, and CaptureError (``capture-failed``) when the capture is broken afterwards.
+        Raises the exceptions of the call, and CaptureError (``capture-failed``) if the capture is broken afterwards.
         """
         begin = self._nodes_before(name)
         self.wipe_stack()
@@ -229,7 +228,7 @@ class Observer:
         return result
 
     def call_eagerly(self, calls: EagerCalls, call: OperatorCall) -> Any:
-        """Write down a call that each replay makes. Raises CaptureError for one that cannot be."""
+        """Record a call that each replay makes. Raises CaptureError for a call that cannot be recorded."""
         name = call.text
         begin = self._nodes_before(name)
         with blaming(name, self.fail):
@@ -251,12 +250,12 @@ class Observer:
 
     def _nodes_before(self, name: str) -> int:
         begin = self.nodes()
-        if begin is None:  # the call before left it intact
+        if begin is None:  # the previous call left it intact
             raise CaptureError("capture-failed", f"code before {name} broke the capture of the stream")
         return begin
 
     def fail(self, name: str, origin: Origin | None = None) -> None:
-        """Blame the call ``name``, at ``origin`` or where the region is now, unless another one was blamed before."""
+        """Blame the call ``name``, at ``origin`` or the region's current place, unless a call was blamed before."""
         self.failed = self.failed or name
         blame(name, origin)
 
@@ -267,7 +266,7 @@ class Observer:
                 self.fail(span.name, span.origin)
 
     def sent(self, piece: Allocation) -> bool:
-        """True if a collective was given ``piece`` or may have made it: torch holds it until the next collective."""
+        """True if a collective uses or may have allocated ``piece``: torch holds it until the next collective."""
         return any(
             span.begin <= piece.born <= span.end or any(piece.covers(operand.address) for operand in span.operands)
             for span in self.spans
@@ -291,7 +290,7 @@ def calls_operators(fn: Callable[..., Any]) -> bool:
 
 @contextlib.contextmanager
 def observing(observer: Observer, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """``fn`` as it is to be called while it is captured: its operators and Triton kernels are noted."""
+    """A version of ``fn`` to call during its capture: its operators and Triton kernels are recorded."""
     _observers.append(observer)
     try:
         with _Operators(observer), _rebound(observer, fn) as run:
@@ -301,11 +300,11 @@ def observing(observer: Observer, fn: Callable[..., Any]) -> Iterator[Callable[.
 
 
 _observers: list[Observer] = []
-"""That of the capture under way, while its function runs."""
+"""The observer of the current capture, while its function runs."""
 
 
 def run_inside(fn: Callable[..., Any], args: list[Any]) -> Any:
-    """Run the function of another region; its Triton kernels are noted, where a capture is under way."""
+    """Run the function of another region; during a capture, its Triton kernels are recorded."""
     with _rebound(_observers[-1], fn) if _observers else contextlib.nullcontext(fn) as run:
         return run(args)
 
@@ -319,10 +318,10 @@ def with_calls(
     allocations: Sequence[Allocation],
     random: Sequence[int],
 ) -> tuple[Launch, ...]:
-    """``launches`` with what the calls that they came from (``spans``, a call behind those inside of it) say of them.
-    Those that use a word of ``random`` draw."""
+    """``launches`` with the accesses and origins of their calls: ``spans``, in which a call follows the calls inside
+    it. Launches that use a word of ``random`` draw random numbers."""
     addresses = AddressMap(allocations)
-    reach, inside = _reach(allocations, addresses), cache(addresses.inside)  # an operand is looked at many times
+    reach, inside = _reach(allocations, addresses), cache(addresses.inside)  # operands are looked up many times
     everything = (inside, [a for a in allocations if a.kind is AllocationKind.CONSTANT])
     drawn = frozenset(random)
     made = [launch if drawn.isdisjoint(launch.words) else replace(launch, random=True) for launch in launches]
@@ -337,7 +336,7 @@ def with_calls(
             made[launch.index] = replace(
                 launch,
                 call=span.name,
-                group=number if launch.operands is None else launch.group,  # one inside, of which all is known
+                group=number if launch.operands is None else launch.group,  # else an inner call, fully known
                 origin=span.origin,
                 nondeterministic=span.nondeterministic,
                 read_only=only_read,
@@ -354,8 +353,8 @@ def _is_closed(name: str) -> bool:
 
 
 def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable[[Span], frozenset[_Key] | None]:
-    """A map from each call to the allocations it can use: those it was given or may have made. None for calls that are
-    neither ATen's nor collectives, which may keep memory to themselves, and for those given memory that nobody owns."""
+    """A map from each call to the allocations that it can use: its operands and those that it may have made. None for
+    calls other than ATen operators and collectives, which may keep memory of their own, and for unowned operands."""
     pool = sorted((a for a in allocations if a.kind is AllocationKind.POOL), key=lambda a: a.born)
     births = [a.born for a in pool]
     constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
@@ -410,7 +409,7 @@ class Merged:
     allocations: tuple[Allocation, ...]
 
     def place(self, node: int) -> int:
-        """The launch that is node ``node`` of the graph; the one behind the last launch, where that is none."""
+        """Index of the launch of node ``node`` of the graph; the number of launches if there is no such node."""
         found = (place for place, each in enumerate(self.nodes) if each is not None)
         return next(islice(found, node, None), len(self.nodes))
 
@@ -422,8 +421,8 @@ def with_eager(
     allocations: Sequence[Allocation],
     calls: Sequence[EagerSpan],
 ) -> Merged:
-    """``launches`` and their ``nodes``, with a launch for each of ``calls``; numbers count these, too. A phase ends
-    before a call: what is launched after it waits for all that was before."""
+    """``launches`` and their ``nodes``, with a launch for each of ``calls``; launch numbers count these, too. A phase
+    ends before a call: launches after it wait for everything before it."""
     if not calls:
         return Merged(tuple(launches), tuple(nodes), tuple(phases), tuple(allocations))
     merged: list[Launch] = []
@@ -455,7 +454,7 @@ def with_eager(
 
 
 class _Operators(OperatorObserver):
-    """Notes every operator that reaches the dispatcher, and refuses those that involve the host."""
+    """Records every operator that reaches the dispatcher, and refuses operators that involve the host."""
 
     def __init__(self, observer: Observer) -> None:
         super().__init__()
@@ -482,7 +481,7 @@ class _Operators(OperatorObserver):
         return self._observer.call(name, given, lambda: inside.run(args, named), inside=inside)
 
     def _operands(self, call: OperatorCall) -> list[Operand]:
-        """Tensors that an operator is given. Raises CaptureError if it needs the host or other processes."""
+        """Tensor operands of an operator. Raises CaptureError if it needs the host or other processes."""
         func, schema = call.op, call.op._schema
         calls = self._observer.calls
         captured = calls is not None and not calls.collectives and func.namespace in FUNCTIONAL_COLLECTIVES
@@ -492,7 +491,7 @@ class _Operators(OperatorObserver):
             raise CaptureError("host-read", f"{func} reads device memory while capturing")
         for value in (*call.args, *call.kwargs.values()):
             _refuse_host(func, value)
-        exact = offset_of(func) is None  # else it looks around them
+        exact = offset_of(func) is None  # else it uses memory around them
         given = [Operand.of(t, exact=exact, reads=r, writes=w) for t, r, w in operands(call) if t is not None]
         if uses_absolute_offset(call):
             self._observer.absolute += [operand.address for operand in given]
@@ -501,15 +500,15 @@ class _Operators(OperatorObserver):
 
 @cache
 def _is_elementwise(op: OpOverload) -> bool:
-    """True if each element of the result of ``op`` follows from those at its place, also where they are in its place:
-    the operator has such a form, whose kernel is the same."""
+    """True if each element of the result of ``op`` depends only on operands' elements at its position, even if it
+    overwrites one of them: the operator has an in-place form, with the same kernel."""
     makes_one = not op._schema.is_mutable and len(op._schema.returns) == 1
     pointwise = torch.Tag.pointwise in op.tags and op.namespace == "aten"
     return makes_one and pointwise and hasattr(torch.ops.aten, f"{op.overloadpacket.__name__}_")
 
 
 def _in_place(call: OperatorCall, result: Any) -> tuple[int, ...]:
-    """Addresses of the operands of an elementwise ``call`` whose elements lie as those of its result do."""
+    """Addresses of the operands of an elementwise ``call`` with the layout of its result."""
 
     def lies(tensor: torch.Tensor) -> tuple[Any, ...]:
         return tensor.dtype, tensor.size(), tensor.stride()
@@ -522,8 +521,8 @@ def _in_place(call: OperatorCall, result: Any) -> tuple[int, ...]:
 
 
 class _Inside(OperatorObserver):
-    """Active while the kernel of a custom operator runs. ``nondeterministic``: it is known to come out otherwise each
-    time, by itself or since it calls an operator that does."""
+    """Active while the kernel of a custom operator runs. ``nondeterministic``: its results, or those of an operator
+    that it calls, are known to vary between runs."""
 
     def __init__(self, observer: Observer, op: OpOverload) -> None:
         super().__init__()
@@ -534,8 +533,8 @@ class _Inside(OperatorObserver):
         self._refused: CaptureError | None = None
 
     def run(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Call the operator's kernel. Called by way of the dispatcher, it would come to this mode first, and run
-        without it. Raises CaptureError if the operator calls what must not run, even if it goes on without that."""
+        """Call the operator's kernel directly: the dispatcher would call this mode first, and run the kernel without
+        it. Raises CaptureError if the kernel calls an operator that must not run, even if it handles the exception."""
         name = self._op.name()
         key = next((key for key in _KERNEL_KEYS if has_kernel(name, key)), None)
         if key is None:
@@ -571,19 +570,19 @@ class _Inside(OperatorObserver):
         return func(*args, **named)
 
     def _explain(self, func: OpOverload, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Call an operator whose launches hold no numbers but those that it is given, and bytes that nobody sets."""
+        """Call an operator whose launches hold only numbers from its arguments, and uninitialised bytes."""
         given = ", ".join([*map(_plain, args), *(f"{name}={_plain(value)}" for name, value in named.items())])
         self._calls.append(f"{func}({given})")
         self._observer.wipe_stack()
         begin = self._observer.nodes()
         result = func(*args, **named)
         end = self._observer.nodes()
-        if begin is not None and end is not None:  # or the operator that this is inside of is blamed
+        if begin is not None and end is not None:  # else the enclosing operator is blamed
             self._explained.append(range(begin, end))
         return result
 
     def _refusal(self, reason: str, detail: str) -> CaptureError:
-        """An error that blames the operator, before what it calls has run."""
+        """A CaptureError that blames the operator, raised before the refused call runs."""
         self._observer.fail(str(self._op))
         self._refused = CaptureError(reason, detail)
         return self._refused
@@ -604,7 +603,7 @@ def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
 
 
 def _refuse_host(func: Any, value: Any) -> None:
-    """A capture bakes what lies in host memory, and cannot wait for a copy to it."""
+    """Refuse the CPU: a capture bakes in the contents of host memory, and cannot wait for a copy to it."""
     if any(tensor.is_cpu for tensor in tensors_in(value)):
         raise CaptureError("host-memory", f"{func} is given a tensor on the CPU")
     if isinstance(value, torch.device) and value.type == "cpu":
@@ -615,7 +614,7 @@ def _refuse_host(func: Any, value: Any) -> None:
 
 
 class _Kernel:
-    """Stands for one of Inductor's Triton kernels while it is captured."""
+    """Stand-in for a Triton kernel of Inductor's code during its capture."""
 
     def __init__(self, observer: Observer, kernel: Any, nondeterministic: bool) -> None:
         self._observer, self._kernel, self._nondeterministic = observer, kernel, nondeterministic
@@ -627,14 +626,14 @@ class _Kernel:
         return getattr(self._kernel, name)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch the kernel, and note what its parameters' names say."""
+        """Launch the kernel, and record its accesses, by the names of its parameters."""
         run = partial(self._kernel.run, *args, **kwargs)
         closed = self._generated or all(t.dtype not in _ADDRESSES for t in tensors_in([*args, *kwargs.values()]))
         operands, known = self._operands(args, kwargs), self._nondeterministic
         return self._observer.call(self._name, operands, run, nondeterministic=known, closed=closed)
 
     def _operands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Operand]:
-        """Tensors that the kernel is given. One of the user's may go beyond a tensor's elements."""
+        """Tensor operands of the kernel. A user's kernel may access memory beyond a tensor's elements."""
         exact, unknown = self._generated, (True, True)
         operands: list[Operand] = []
         for value, (reads, writes) in zip_longest(args, self._parameters[: len(args)], fillvalue=unknown):
@@ -644,20 +643,20 @@ class _Kernel:
 
 
 def _parameters(kernel: Any, kernel_name: str) -> list[tuple[bool, bool]]:
-    """Says of each parameter of a Triton kernel, by its name, if what is given for it may be read and written."""
+    """For each parameter of a Triton kernel, by its name, (may be read, may be written) of its argument."""
     mutated = getattr(kernel, "mutated_arg_names", None)
     signature = (getattr(kernel, "triton_meta", None) or {}).get("signature")
     names = list(signature) if isinstance(signature, dict) and mutated is not None else []
     found: list[tuple[bool, bool]] = []
     for name in names:
-        whole = name not in (mutated or ())  # it stores to all of what it stores to
+        whole = name not in (mutated or ())  # a buffer that it stores to is stored to completely
         read_only, write_only = (whole and name.startswith(known) for known in (_READ_ONLY_NAMES, _WRITE_ONLY_NAMES))
         found.append((not write_only or kernel_name.startswith(_TEMPLATES), not read_only))
     return found
 
 
 def _rebound(observer: Observer, fn: Callable[..., Any]) -> contextlib.AbstractContextManager[Callable[..., Any]]:
-    """``fn`` over a copy of its globals in which Triton kernels are observed: other threads go on unobserved."""
+    """``fn`` over a copy of its globals with observed Triton kernels: other threads are not observed."""
     if not isinstance(fn, types.FunctionType):
         return contextlib.nullcontext(fn)
     known = nondeterministic_kernels(fn.__code__.co_filename)
