@@ -1,1 +1,1 @@
-"""Tools that explain what went wrong. Nothing here runs while programs are right."""
+"""Tools that explain failures. Nothing here runs while programs are correct."""

@@ -1,11 +1,11 @@
-"""Names the launch that makes a replay differ from the uncaptured program, after a comparison failed.
+"""Finds the launch that makes a replay differ from the uncaptured program, after a comparison failed.
 
-The region is captured once more, and nothing is run. The new capture lies at addresses that neither the program nor its
-slots have seen. A slot must name the allocation and offset that the new capture has in its place, and no other word may
-move. A stale address, a word that is not patched, and a number that changes from capture to capture (state that a
-Python function keeps) all show here. That intermediates share no bytes, the verifier has seen before.
+The region is captured once more, and nothing is run. The new capture uses addresses that are new to the program and its
+slots. A slot must name the allocation and offset that the new capture has in its place, and no other word may move.
+This finds stale addresses, words that are not patched, and numbers that change from capture to capture (state that a
+Python function keeps). The verifier has already checked that intermediates share no bytes.
 
-The first launch that fails is named, with the user's line. If none does, the addresses of the replay are right.
+The first launch that fails is reported, with the user's line. If none does, the addresses of the replay are right.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Finding:
     right: bool = False
 
     def added_to(self, refusal: Refusal) -> Refusal:
-        """``refusal`` with what was found."""
+        """``refusal`` with this finding."""
         detail = f"{refusal.detail}; {self.text}"
         if self.launch is None:
             return Refusal(refusal.reason, detail)
@@ -43,7 +43,7 @@ def diagnose(
 ) -> Finding:
     """Find the first launch of ``program``, captured from ``fn`` on arguments like ``args``, that is wrong.
 
-    Captures, and runs nothing. Never raises an Exception: it must not hide what was found wrong before.
+    Captures, and runs nothing. Never raises an Exception, which would hide the original failure.
     """
     if any(launch.bodies for launch in program.recording.launches):
         return Finding("which launch of the loop differs is not looked for")
@@ -61,13 +61,13 @@ def diagnose(
 
 _NOTHING = Finding("another capture explains every word of every launch as before: no address is to blame", right=True)
 _ATTEMPTS = 3
-"""Captures that are made until one is not refused for bytes that nobody set."""
+"""Maximum number of captures, if each is refused for bytes that may be uninitialised."""
 
 
 def _captured_again(
     fn: Callable[[list[Any]], Sequence[Any]], driver: Driver, program: Program, args: Sequence[Any]
 ) -> SlotTable | Refusal:
-    """The slots of ``program`` by another capture."""
+    """The slots of ``program``, found with another capture."""
     eager = {base_of(call.name) for call in program.calls}
     for _ in range(_ATTEMPTS):
         table = discover(program.recording, driver.capture(fn, list(args), eager))
@@ -77,10 +77,10 @@ def _captured_again(
 
 
 def _wrong_words(program: Program, table: SlotTable | Refusal) -> Iterator[Finding]:
-    """Slots that another capture contradicts, and words that move although they are none."""
+    """Slots that another capture contradicts, and words without a slot that move."""
     if isinstance(table, Refusal):
         launch = next((each for each in program.recording.launches if each.name == table.launch), None)
-        stray = table.reason in SPORADIC  # perhaps bytes that nobody set
+        stray = table.reason in SPORADIC  # perhaps uninitialised bytes
         yield Finding(f"captured once more, the region is refused ({table})", launch, right=stray)
         return
     ours = {(slot.launch, slot.word): slot for slot in program.slots}
@@ -97,7 +97,7 @@ def _wrong_words(program: Program, table: SlotTable | Refusal) -> Iterator[Findi
 
 
 def _place(slot: Slot | None) -> str:
-    """The contents of a word, by its slot."""
+    """Text on the contents of a word, by its slot."""
     if slot is None:
         return "no address of the region's"
     owner = "argument" if slot.kind is AllocationKind.INPUT else "allocation"

@@ -10,7 +10,7 @@ _SOURCE = Path(__file__).resolve().with_name("native.cpp")
 
 
 def library() -> NativeLibrary:
-    """The library."""
+    """The native library."""
     return NativeLibrary("host", _SOURCE, libraries=("c10", "torch_cpu", "torch_python"))
 
 

@@ -1,7 +1,7 @@
 """One capture of one region, from the arguments of a call to a Recording.
 
-The region runs on stand-ins, over a copy of its globals in which whatever runs kernels or allocates is recorded
-instead, and under a mode that records the operators of this thread.
+The region runs on stand-ins, under a mode that records the operators of this thread. In a copy of its globals,
+kernels and allocators are replaced by functions that record their calls.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _recorders: list[Recorder] = []
 """The recorder of the capture under way, while its function runs."""
 
 _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._inductor.runtime", "triton")
-"""Modules whose callables run compiled code that is not bound as the known kernels are."""
+"""Modules whose callables run compiled code with other bindings than the known kernels."""
 
 
 def capture_region(
     native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any], eager: Collection[str] = ()
 ) -> Recording:
-    """Record ``fn`` on stand-ins for ``args``; replays call the operators ``eager``. Whatever is raised, nothing of the
-    capture is left. Raises CaptureError; memory that is short raises what it raises."""
+    """Record ``fn`` on stand-ins for ``args``; replays call the operators ``eager``. Raises CaptureError; errors for
+    lack of memory pass through. After any exception, nothing of the capture is left."""
     if not isinstance(fn, types.FunctionType):
         raise CaptureError("unsupported-region", f"{type(fn).__name__} is no plain Python function")
     if native.modes_active():
@@ -60,7 +60,7 @@ def capture_region(
 
 
 def _argument(recorder: Recorder, index: int, value: Any) -> Any:
-    """The stand-in for a tensor; any other value as it is."""
+    """The stand-in for a tensor; any other value is returned unchanged."""
     if isinstance(value, torch.Tensor):
         recorder.check_plain(value)
         if value.storage_offset() * value.itemsize + extent(value) > value.untyped_storage().nbytes():
@@ -73,7 +73,7 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
 
 
 def run_inside(fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
-    """Run the function of another region; recorded, where a capture is under way."""
+    """Run the function of another region; during a capture, it is recorded."""
     if not _recorders or not isinstance(fn, types.FunctionType):
         return fn(args)
     with rebound(fn, functools.partial(_recorded, _recorders[-1], fn.__code__.co_filename)) as region:
@@ -98,7 +98,7 @@ def _run(recorder: Recorder, bodies: Bodies, fn: types.FunctionType) -> Sequence
 
 
 def _recorded(recorder: Recorder, source: str, name: str, value: Any) -> Any:
-    """The stand-in for a global of the region: ``value``, unless calling it could touch memory unseen by any
+    """The stand-in for a global of the region: ``value``, unless a call of it could touch memory unseen by any
     dispatch mode. Errors that a stand-in raises are blamed on ``name``."""
     function = _recording(recorder, source, name, value)
     if function is None:

@@ -1,4 +1,4 @@
-"""The host driver: captures regions of Inductor's CPU programs and replays them in one native call each."""
+"""The host driver: captures regions of Inductor's CPU programs and replays each in one native call."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from pygraph.runtime.host.recorder import Payload, Recorder
 from pygraph.runtime.provenance import Refusal
 
 _GRAPH_BYTES, _LAUNCH_BYTES, _WORD_BYTES = 16 << 10, 1 << 10, 1 << 9
-"""Most bytes of an executable; of each launch of it; and of each word of that, which may stand for a tensor."""
+"""Upper bounds, in bytes: of an executable, and in it of each launch, and of each word, perhaps with a tensor."""
 
 
 def _host_bytes(program: Program) -> int:
-    """Bytes that an executable of ``program`` takes at most."""
+    """Upper bound, in bytes, on the memory of an executable of ``program``."""
     words = [len(launch.words) for _, _, launch in launches_of(program)]
     return _GRAPH_BYTES + _LAUNCH_BYTES * len(words) + _WORD_BYTES * sum(words)
 
 
 def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
-    """The native graph of ``program``. Raises CaptureError when it breaks a rule, or would replace a number."""
+    """The native graph of ``program``. Raises CaptureError if it breaks a rule, or has a slot in a number."""
     verify(program)
-    made: dict[Path, Any] = {}  # none of an eager call
+    made: dict[Path, Any] = {}  # without eager calls
     segments = _segments(native, program, (), made)
     numbers = {path: number for number, path in enumerate(made)}
 
@@ -53,8 +53,8 @@ def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
 
 
 def _segments(native: ModuleType, program: Program, path: Path, made: dict[Path, Any]) -> list[list[Any]]:
-    """The native launches of each segment, in the order in which they run. All that are ``made``, those of bodies among
-    them, are added by their paths."""
+    """The native launches of each segment, in the order in which they run. All of them, including those of bodies, are
+    added to ``made`` by their paths."""
     payloads = _payload(program.recording).payloads
     for slot in program.slots:
         payload = None if program.recording.launches[slot.launch].bodies else payloads[slot.launch]
@@ -92,13 +92,13 @@ def _payload(recording: Recording) -> Recorder:
 
 
 class HostDriver(NativeDriver):
-    """``Driver`` for regions on the CPU. What needs the native half waits for it, and raises CaptureError
-    (``native-unavailable``) where it cannot be built."""
+    """``Driver`` for regions on the CPU. Methods that need the native half wait for its build, and raise CaptureError
+    (``native-unavailable``) if that fails."""
 
     parallel, build = False, build
 
     def no_collectives(self) -> Refusal | None:
-        """They run on threads of their own."""
+        """Collectives of the CPU run on threads of their own."""
         return Refusal("collective", "those of the CPU are not captured")
 
     def capture(
@@ -109,7 +109,7 @@ class HostDriver(NativeDriver):
         *,
         collectives: bool = False,  # noqa: ARG002
     ) -> Recording:
-        """Record ``fn``. The payload is a Recorder; dropping it gives the address space back."""
+        """Record ``fn``. The payload is a Recorder; dropping it releases the address space."""
         return capture_region(self._native, fn, args, eager)
 
     def run_inside(self, fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
@@ -123,7 +123,7 @@ class HostDriver(NativeDriver):
         return Executable(graph, kept, nbytes=_host_bytes(program))
 
     def generator(self, program: Program) -> torch.Generator | None:
-        """The default CPU generator, if a launch draws."""
+        """The default CPU generator, if a launch draws random numbers."""
         return torch.default_generator if any(launch.random for launch in program.recording.launches) else None
 
     def exchange_state(
@@ -139,16 +139,16 @@ class HostDriver(NativeDriver):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 10
 
     def spare_bytes(self) -> int:
-        """A fixed amount: what is free on a host is not one program's to take."""
+        """A fixed amount: free memory of a host is shared with other programs."""
         return 1 << 30
 
     def synchronise(self, device: torch.device | None) -> bool:  # noqa: ARG002
-        """Nothing to wait for: a call on the host returns when it is done."""
+        """True at once: a call on the host returns when its work is done."""
         return True
 
     def timer(self, device: torch.device | None) -> None:
-        """Nothing is parallel."""
+        """None: nothing runs in parallel."""
 
     def scratch_pool(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[ScratchPool]:  # noqa: ARG002
-        """Ordinary memory: the system gets back what is freed on the CPU."""
+        """Ordinary memory: memory freed on the CPU goes back to the system."""
         return contextlib.nullcontext(contextlib.nullcontext)

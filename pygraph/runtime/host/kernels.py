@@ -1,6 +1,6 @@
 """The fused C++ kernels of a compiled module: their C parameters, and the address of their entry point.
 
-Only kernels that Inductor bound with ``cpp_pybinding`` are known; the source of the module says what they take.
+Only kernels that Inductor bound with ``cpp_pybinding`` are known; their parameters are read from the module's source.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Parameter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A fused kernel. ``library`` keeps its code loaded; ``entry`` is the address of its function. ``file`` is the same
-    for the same code: Inductor names a library by the hash of its source."""
+    """A fused kernel. ``library`` keeps its code loaded; ``entry`` is the address of its function. Equal code has
+    an equal ``file``: Inductor names a library by the hash of its source."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -62,7 +62,7 @@ def is_native_function(value: object) -> bool:
 def find_kernel(name: str, value: types.BuiltinFunctionType, source: str) -> Kernel:
     """The kernel bound to the global ``name`` of the module in the file ``source``.
 
-    Raises CaptureError (``unknown-kernel``) when the module does not say what it takes.
+    Raises CaptureError (``unknown-kernel``) if the module does not list its parameters.
     """
     parameters = parameters_of(source).get(name)
     if parameters is None:
@@ -77,10 +77,10 @@ def find_kernel(name: str, value: types.BuiltinFunctionType, source: str) -> Ker
 
 @functools.lru_cache(maxsize=256)
 def parameters_of(source: str) -> Mapping[str, tuple[Parameter, ...]]:
-    """The C parameters of each kernel that the module in the file ``source`` binds, by the kernel's global name: in it
-    is ``name = async_compile.cpp_pybinding(argtypes, source)``.
+    """The C parameters of each kernel that the module in the file ``source`` binds, by the kernel's global name. The
+    module contains ``name = async_compile.cpp_pybinding(argtypes, source)``.
 
-    A kernel with a parameter of an unknown C type is left out. Empty when the file is not readable as Python.
+    A kernel with a parameter of an unknown C type is left out. Empty if the file cannot be read as Python.
     """
     try:
         tree = ast.parse(Path(source).read_text(encoding="utf-8"))

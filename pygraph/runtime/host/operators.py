@@ -1,7 +1,7 @@
-"""Records the operators that a region dispatches while it is captured on the host.
+"""Records the operators that a region dispatches during its capture on the host.
 
-Views are made for real on the stand-ins (they are metadata); everything else is recorded and returns memory of the
-region. Fused kernels do not come this way.
+Views are executed on the stand-ins, since they change only metadata; every other operator is recorded and returns
+memory of the region. Fused kernels are not operators, and are recorded elsewhere.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from pygraph.runtime.observe import OperatorObserver, draws, operands, uses_abso
 from pygraph.runtime.provenance import blaming
 
 _VIEWS = frozenset({"inductor::_reinterpret_tensor", "inductor::_alloc_from_pool"})
-"""Views whose schema does not say so."""
+"""Views not marked as such by their schema."""
 
 _EMPTY = frozenset(
     f"aten::{name}"
     for name in ("empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
 )
-"""Allocations, and nothing else."""
+"""Operators that only allocate."""
 
 
 class RecordOperators(OperatorObserver):
-    """Records the operators that it observes. What does not ask the dispatcher finds no memory."""
+    """Records the operators that it observes. Code that bypasses the dispatcher finds no memory behind stand-ins."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
         self._results: dict[Hashable, list[Any]] = {}
-        """Of calls so far, by all that tells them apart: fake kernels take milliseconds, and layers are alike."""
+        """Results of calls so far, by signature and layout: fake kernels take milliseconds, and layers repeat calls."""
 
     def observe(self, call: OperatorCall) -> Any:
         func: Any = call.op
         if isinstance(func, OpOverload) and func.namespace in OWN:
-            # An operator that is defined by others alone only gets here where autograd keys are switched off.
+            # An operator that is defined only by others gets here only if autograd keys are switched off.
             defined = func.has_kernel_for_dispatch_key
             if defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU):
                 with self:
@@ -64,7 +64,7 @@ class RecordOperators(OperatorObserver):
             return _record(self._recorder, call, results, signature)
 
     def _results_of(self, call: OperatorCall, signature: Hashable) -> list[Any]:
-        """As ``fake_results``, which is asked once about calls that do the same in tensors that lie alike."""
+        """See ``fake_results``: called once for equal calls on tensors with equal layouts in their storages."""
         plain = filter(self._recorder.native.is_plain, call.tensors())
         lie = tuple((tensor.storage_offset(), tensor.untyped_storage().nbytes()) for tensor in plain)
         known = self._results.get((signature, lie))
@@ -87,12 +87,12 @@ def _refuse(recorder: Recorder, call: OperatorCall) -> None:
         if value is True and argument.name == "pin_memory":
             raise CaptureError("pinned-memory", call.name)
     for tensor in call.tensors():
-        recorder.owned(tensor)  # raises where it is not known whose memory this is
+        recorder.owned(tensor)  # raises if the owner of this memory is unknown
 
 
 def _is_eager(recorder: Recorder, op: OpOverload) -> bool:
-    """True if a replay calls ``op`` between two segments. One outside torch may count, print or communicate, and would
-    do so again in each comparison."""
+    """True if a replay calls ``op`` between two segments. An operator outside torch may count, print or communicate,
+    and would do so again in each comparison."""
     return op.namespace not in OWN | COLLECTIVES or is_eager(op, recorder.eager)
 
 
@@ -105,7 +105,7 @@ def _is_view(call: OperatorCall) -> bool:
 
 
 def _view(recorder: Recorder, call: OperatorCall) -> Any:
-    """Make a view for real. It touches metadata alone, which is checked: its memory is that of an argument."""
+    """Execute a view operator, and check that its results share memory with its arguments."""
     if uses_absolute_offset(call):
         owners = map(recorder.owner, call.tensors())
         recorder.offset_sensitive.update(owner.index for owner in owners if owner.kind is AllocationKind.INPUT)
@@ -162,7 +162,7 @@ def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any], sign
 
 
 def _copies(call: OperatorCall) -> bool:
-    """True if ``call`` copies the bytes of one tensor to another one."""
+    """True if ``call`` copies the bytes of one tensor to another one, with an equal dense layout."""
     if str(call.op) != "aten.copy_.default":
         return False
     to, source = call.tensors()
@@ -173,13 +173,13 @@ def _copies(call: OperatorCall) -> bool:
 
 
 def _moves(recorder: Recorder, tensor: torch.Tensor | None) -> bool:
-    """True if ``tensor`` has other memory at replay: no constant."""
+    """True if replays may move the memory of ``tensor``: it is no constant."""
     owner = None if tensor is None else recorder.owned(tensor).owner
     return owner is not None and owner.kind is not AllocationKind.CONSTANT
 
 
 def _record_eager(recorder: Recorder, call: OperatorCall) -> Any:
-    """Write down a call that each replay makes."""
+    """Record a call that each replay makes."""
 
     def is_constant(tensor: torch.Tensor) -> bool:
         return recorder.opaque_name(tensor) is not None or recorder.owner(tensor).kind is AllocationKind.CONSTANT
@@ -190,7 +190,7 @@ def _record_eager(recorder: Recorder, call: OperatorCall) -> Any:
         return recorder.allocate(fake.size(), fake.stride(), fake.dtype)
 
     for tensor in call.tensors():
-        recorder.owned(tensor)  # raises where it is not known whose memory this is
+        recorder.owned(tensor)  # raises if the owner of this memory is unknown
         owner = None if is_constant(tensor) else recorder.owner(tensor)
         if owner is None or owner.kind is not AllocationKind.INPUT:
             continue
@@ -204,6 +204,6 @@ def _record_eager(recorder: Recorder, call: OperatorCall) -> Any:
         call.signature(recorder.opaque_name),
         [*given, *(Operand(tensor, writes=True) for tensor in made.results)],
         random=made.random,
-        nondeterministic=False,  # compared runs are given what it returned
+        nondeterministic=False,  # compared runs receive its results
     )
     return made.returned

@@ -1,7 +1,7 @@
-"""The state of one capture: address space, launches with their words, and what each word's memory is used for.
+"""The state of one capture: address space, launches with their words, and the uses of each word's memory.
 
-Addresses are handed out once and never again, with nothing behind them. Nothing executes while capturing, so that no
-byte is ever needed; an access by mistake faults. The recorder knows allocations and launches, not operators' meaning.
+Each address is handed out only once, and has no memory behind it. Nothing executes during a capture, so no memory is
+needed; an access by mistake faults. The recorder knows allocations and launches, not the meaning of operators.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pygraph.runtime.provenance import here
 from pygraph.runtime.tensors import extent
 
 _ALIGNMENT = 64
-"""Bytes that every address is a multiple of, as the ordinary CPU allocator's are."""
+"""Alignment of addresses, in bytes: that of the ordinary CPU allocator."""
 
 _GUARD = 4096
-"""Bytes that lie between two allocations and belong to neither: an address just outside of one is nobody's."""
+"""Bytes between two allocations that belong to neither: an address just outside of one has no owner."""
 
 _CHUNK = 1 << 30
 """Bytes of address space reserved at a time; more for a larger allocation."""
@@ -35,9 +35,9 @@ _CHUNK = 1 << 30
 class Arena:
     """The address space of one capture, disjoint from that of every other arena that is open.
 
-    ``chunks`` are the reserved ranges as (address, bytes), ``allocations`` in their order. ``by_storage``
-    is whose memory a storage is, by the address that it begins at. Closing, or dropping the last reference, unmaps
-    everything.
+    ``chunks`` are the reserved ranges as (address, bytes), ``allocations`` those made so far, in order.
+    ``by_storage`` maps the start address of a storage to its allocation. Closing the arena, or dropping its last
+    reference, unmaps everything.
     """
 
     def __init__(self, native: ModuleType) -> None:
@@ -48,11 +48,11 @@ class Arena:
         self.by_storage: dict[int, Allocation] = {}
 
     def __del__(self) -> None:
-        if hasattr(self, "_native"):  # an exception may have come before
+        if hasattr(self, "_native"):  # else ``__init__`` raised
             self.close()
 
     def close(self) -> None:
-        """Give the address space back. Tensors over it may live on, but not be touched."""
+        """Release the address space. Tensors over it may live on, but their memory must not be accessed."""
         while self.chunks:
             self._native.unreserve(*self.chunks.pop())
 
@@ -78,7 +78,7 @@ class Arena:
         return tensor
 
     def _take(self, nbytes: int, front: int) -> int:
-        """The start of ``nbytes`` new bytes; ``front`` bytes behind it lies a multiple of _ALIGNMENT."""
+        """Start of ``nbytes`` new bytes; ``front`` bytes after it is a multiple of _ALIGNMENT."""
         pad = -front % _ALIGNMENT
         total = -(-(pad + nbytes + _GUARD) // _ALIGNMENT) * _ALIGNMENT
         if self._next + total > self._end:
@@ -95,8 +95,8 @@ class Arena:
 
 
 OperatorLaunch = tuple[Any, list[bool], list[torch.Tensor | None]]
-"""An operator: the native object with its arguments; for each tensor argument, whether its memory is patched; and for
-each tensor that it returns, the memory it is copied to (None for one that is an argument), or nothing for all."""
+"""An operator: the native object with its arguments; for each tensor argument, true if its memory is patched; and for
+each returned tensor, the memory to copy it to (None for an argument), or an empty list if nothing is copied."""
 
 
 Payload = Kernel | OperatorLaunch | EagerCall
@@ -107,9 +107,9 @@ class Owned(NamedTuple):
     """Memory of a tensor.
 
     Args:
-        tensor: it
-        owner: the allocation; None: nobody's, as it has no addresses
-        word: the address that a launch holds for it: 0 for no elements, as ``data_ptr()`` has it
+        tensor: the tensor itself
+        owner: its allocation; None: a tensor without addressable memory
+        word: address in words of launches; 0 without elements, as for ``data_ptr()``
     """
 
     tensor: torch.Tensor
@@ -119,7 +119,7 @@ class Owned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One word of a launch: the address of a tensor, and what happens to its memory; or a number."""
+    """One word of a launch: the address of a tensor with the accesses to its memory, or a number."""
 
     tensor: torch.Tensor | None = None
     reads: bool = False
@@ -128,11 +128,11 @@ class Operand:
 
 
 class Recorder:
-    """One capture: what is recorded while it is made, and what its recording's payload is.
+    """State of one capture, and the payload of its recording.
 
-    ``payloads`` match ``launches``. ``arguments`` are stand-ins or Python values; ``exclusive`` the pairs of a written
-    argument and another that one operator is given, which must not overlap at replay, as they did not when recorded.
-    ``constants`` are the tensors of the compiled module, by name; ``eager`` the operators that each replay calls.
+    ``payloads`` match ``launches``. ``arguments`` are stand-ins or Python values; ``exclusive`` are pairs of arguments
+    of one operator, the first of which it writes: they must not overlap at replay, as they did not when recorded.
+    ``constants`` are the tensors of the compiled module, by name; ``eager`` are the operators that each replay calls.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Recorder:
                 arena.by_storage[native.storage_base(tensor)] = allocation
 
     def part(self, launches: Sequence[int | None]) -> Recorder:
-        """As ``Payload.part``."""
+        """See ``Payload.part``."""
         made = copy.copy(self)
         made.payloads = [None if launch is None else self.payloads[launch] for launch in launches]
         return made
@@ -178,8 +178,8 @@ class Recorder:
         return self.arena.tensor(key, size, stride, dtype, born=len(self.launches))
 
     def owner(self, tensor: torch.Tensor) -> Allocation:
-        """Whose memory ``tensor`` shows: of constants that share a storage, any. Raises CaptureError when that is not
-        known, or when it shows more of an argument, or of what was allocated here, than there is."""
+        """The allocation of ``tensor``; for constants that share a storage, any of them. Raises CaptureError if it is
+        unknown, or if the tensor reaches beyond an argument, or beyond memory that was allocated here."""
         self.check_plain(tensor)
         allocation = self.arena.by_storage.get(self.native.storage_base(tensor))
         if allocation is None:
@@ -193,7 +193,7 @@ class Recorder:
         return allocation
 
     def place(self, tensor: torch.Tensor) -> tuple[Allocation, int]:
-        """As ``CaptureMemory.place``."""
+        """See ``CaptureMemory.place``."""
         owner = self.owner(tensor)
         if owner.kind is AllocationKind.CONSTANT:
             raise CaptureError("unsupported-output", "a view of a constant")
@@ -238,14 +238,14 @@ class Recorder:
         self.launch(kernel, kernel.name, signature, operands, nondeterministic=nondeterministic, code=code)
 
     def begin_call(self) -> None:
-        """Another call is recorded: tensors may have changed since the last one."""
+        """Begin to record another call: tensors may have changed since the previous one."""
         self._owned.clear()
 
     def owned(self, tensor: torch.Tensor) -> Owned:
-        """Whose memory ``tensor`` shows, which is asked several times for each call. Raises CaptureError as ``owner``
+        """Memory of ``tensor``, cached for one call, which asks for it several times. Raises CaptureError as ``owner``
         does."""
         found = self._owned.get(id(tensor))
-        if found is None:  # it is kept with what is known of it, so that no other one has its identity meanwhile
+        if found is None:  # the entry keeps the tensor alive, so that no other one gets its id
             found = self._owned[id(tensor)] = self._look_up(tensor)
         return found
 
@@ -267,8 +267,8 @@ class Recorder:
         copies: bool = False,
         in_place: bool = False,
     ) -> None:
-        """Record a launch, which does nothing besides what ``operands`` says. It ``copies`` bytes, or computes all of
-        its results before it writes any (``in_place``)."""
+        """Record a launch that accesses only ``operands``. ``copies``: it copies bytes. ``in_place``: it computes all
+        of its results before it writes any."""
         eager = payload if isinstance(payload, EagerCall) else None
         kind = LaunchKind.KERNEL if isinstance(payload, Kernel) else LaunchKind.OPERATOR
         kind = LaunchKind.EAGER if eager is not None else LaunchKind.MEMCPY if copies else kind
@@ -289,7 +289,7 @@ class Recorder:
                     written.add(owner.index)
             uses.append(Use(position, start, nbytes, operand.reads, operand.writes))
         if kind in (LaunchKind.OPERATOR, LaunchKind.MEMCPY):
-            # Operators look at whether what they write overlaps what else they are given, and then do another thing.
+            # Operators behave differently if an argument that they write overlaps another argument.
             self.exclusive.update((w, other) for w in written for other in given if other != w)
         index, origin = len(self.launches), here()
         known = (index, kind, name, tuple(words), signature, tuple(uses), origin, random)
@@ -300,7 +300,7 @@ class Recorder:
 
 
 def _value(parameter: Parameter, argument: Any) -> int:
-    """The word that a Python number is passed as, converted as Inductor's own binding does."""
+    """The word for a Python number, converted as by Inductor's own binding."""
     if not isinstance(argument, (int, float)):
         raise CaptureError("unsupported-argument", f"a kernel is given {type(argument).__name__} for a number")
     if parameter is Parameter.FLOAT:
