@@ -1,1 +1,1 @@
-"""Launch programs, the second stage of the IR: what a capture recorded, and how it is replayed. No torch here."""
+"""Launch programs, the second stage of the IR: recordings of captures, and the steps of their replay. No torch here."""

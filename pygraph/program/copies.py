@@ -1,10 +1,10 @@
-"""Results that are written where they would be copied to: call slot optimization, as LLVM has it.
+"""Results written directly to the target of their copy: LLVM's call slot optimization.
 
     l0 writes %buf0, of %arg0    l1 copies %buf0 to %arg0    l2 reads %arg0    ▸    l0 writes %arg0    l2 reads %arg0
 
-An intermediate that is copied whole to an argument becomes that part of the argument, if nothing that uses the part
-can tell: all that do come before the first launch of the intermediate, or after the copy. That launch itself may read
-the part where it says so (``Launch.in_place``). Pure functions.
+An intermediate that is copied whole to a part of an argument becomes that part, if no other user of the part can
+observe it: all of them come before the first launch of the intermediate, or after the copy. The first launch itself
+may read the part if its ``Launch.in_place`` allows it. Pure functions.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Copy:
 
 
 def without_copies(program: Program, targets: Collection[int] | None = None) -> Program:
-    """An undecided ``program`` without copies that are not needed, to the arguments ``targets`` (None: any). None of
-    these shares memory with another argument."""
+    """An undecided ``program`` without unnecessary copies to the arguments ``targets`` (None: any), none of which may
+    share memory with another argument."""
     recording, slots, _ = rename(program.recording, program.slots)
     dropped = list[int]()
     for launch in recording.launches:
@@ -53,7 +53,7 @@ def without_copies(program: Program, targets: Collection[int] | None = None) -> 
 
 
 def _copy_of(launch: Launch, recording: Recording, slots: Sequence[Slot], alignment: int) -> _Copy | None:
-    """The copy that ``launch`` is, if it is one of a whole intermediate to as aligned a place in an argument."""
+    """``launch`` as a copy of a whole intermediate to an equally aligned place in an argument; None for any other."""
     uses = {use.word: use for use in launch.uses or ()}
     if launch.kind is not LaunchKind.MEMCPY or uses.keys() != {0, 1}:
         return None
@@ -72,7 +72,7 @@ def _copy_of(launch: Launch, recording: Recording, slots: Sequence[Slot], alignm
 
 
 def _may_go(copy: _Copy, recording: Recording, slots: Sequence[Slot], dropped: Collection[int]) -> bool:
-    """True if nothing can tell that what is copied was at its target from the beginning."""
+    """True if no launch can observe that the copied intermediate lies at its target from the beginning."""
     calls, when = recording.calls(), recording.phases or range(len(recording.launches))
     users = {slot.launch for slot in slots if slot.key == copy.source} - {copy.launch}
     if not users:
@@ -100,7 +100,7 @@ def _may_go(copy: _Copy, recording: Recording, slots: Sequence[Slot], dropped: C
 def _is_in_place(
     launch: Launch, call: range, met: Sequence[Access], copy: _Copy, begin: int, when: Sequence[int]
 ) -> bool:
-    """True if ``launch`` is the first one of what is copied, and may read that from where it writes it."""
+    """True if ``launch`` is the first one of the copied intermediate, and may read the target that it overwrites."""
     alone = len(call) == 1 and [index for index, at in enumerate(when) if at == begin] == [launch.index]
     if not alone or copy.target not in launch.in_place:
         return False
@@ -108,7 +108,7 @@ def _is_in_place(
 
 
 def _forwarded(copy: _Copy, recording: Recording, slots: Sequence[Slot]) -> tuple[Recording, tuple[Slot, ...]]:
-    """``recording`` and ``slots`` in which what is copied is at its target. The copy is still there."""
+    """``recording`` and ``slots`` with the copied intermediate at its target. The copy itself remains."""
     calls, source, target, there = recording.calls(), copy.source, copy.target, copy.there
     address = next(each.address for each in recording.allocations if each.key == target) + there.start
     words: dict[int, dict[int, int]] = {}
@@ -127,7 +127,7 @@ def _forwarded(copy: _Copy, recording: Recording, slots: Sequence[Slot]) -> tupl
 
 
 def _moved(launch: Launch, copy: _Copy, words: Mapping[int, int], *, uses: bool) -> Launch:
-    """``launch``, with these ``words``, in what it says of memory. ``uses``: its call uses what is copied."""
+    """``launch`` with new ``words``, and its accesses moved to the target. ``uses``: its call uses the intermediate."""
     source, target, there = copy.source, copy.target, copy.there
     operands, read_only, may_access = launch.operands, launch.read_only, launch.may_access
     if operands is not None:
@@ -156,7 +156,7 @@ def _moved(launch: Launch, copy: _Copy, words: Mapping[int, int], *, uses: bool)
 
 
 def _without(recording: Recording, dropped: Collection[int]) -> tuple[Recording, list[int]]:
-    """``recording`` without the launches ``dropped``, and by launch, how many of the others come before it."""
+    """``recording`` without the launches ``dropped``, and for each launch the number of kept ones before it."""
     gone = frozenset(dropped)
     kept = [index not in gone for index in range(len(recording.launches))]
     numbers = list(accumulate(map(int, kept), initial=0))

@@ -1,12 +1,12 @@
-"""The default decisions on a launch program: which allocations begin anew, what waits for what, where intermediates
-lie, where segments end.
+"""The default decisions on a launch program: renamed allocations, the order of launches, the places of intermediates,
+the ends of segments.
 
     as captured  ──►  renamed   ──►  ordered  ──►  placed  ──►  segmented
     k0 k1 k2 k3       k0 a  k1 a     k0 ─ k1       a: 0         [k0 k1]  [k2 k3]
      a  a  a  a       k2 b  k3 b     k2 ─ k3       b: 512
 
-Each takes a whole program and returns one, with a sentence for the report. ``pygraph.passes.launches`` makes passes of
-them, for pipelines; programs that AOTAutograd's cache restored are captured by these functions alone, since to import
+Each function takes a whole program and returns one, with a sentence for the report. ``pygraph.passes.launches`` wraps
+them as passes for pipelines. Programs restored from AOTAutograd's cache use only these functions, since importing the
 passes takes a while.
 """
 
@@ -26,28 +26,28 @@ from pygraph.program.rename import rename
 from pygraph.program.steps import WORTHWHILE, cut, uncut, with_steps
 
 ORDER_MEMORY = 0.1
-"""Part of the peak by which a program may exceed it for having launches run side by side, unless the user says."""
+"""Default for the fraction of peak memory that a program may use on top, to run launches in parallel."""
 
 MOST_LANES = 8
-"""More have never been faster."""
+"""Maximum number of lanes: more have never been faster."""
 
 
 class LaunchPasses(Protocol):
     """Decides on a program as it was captured.
 
     Attributes:
-        key: all that its decisions depend on besides the program, as text
+        key: text of everything besides the program on which its decisions depend
     """
 
     @property
     def key(self) -> str: ...
 
     def __call__(self, program: Program, order: str) -> Program:
-        """The program to replay, of an ``undecided`` one. Its ``order`` is to be ``program`` or ``dependences``."""
+        """The program to replay, from an ``undecided`` one. ``order`` is ``program`` or ``dependences``."""
 
 
 def undecided(recording: Recording, slots: tuple[Slot, ...], **facts: Any) -> Program:
-    """The program of a capture before intermediates have a place, and launches are steps. ``facts`` are further
+    """The program of a capture, before intermediates have places and launches have steps. ``facts`` are further
     fields."""
     return Program(recording, slots, Layout(0, {}, own_storage(recording, slots)), **facts)
 
@@ -66,8 +66,8 @@ def in_order(program: Program, order: Order | None) -> Program:
 
 
 def renamed(program: Program, order: str = "dependences") -> tuple[Program, str]:
-    """``program``, or an undecided one with allocations that begin anew, for an ``order`` by dependences. In that of
-    the capture, buffers that are used again at once are in the device's cache."""
+    """For the ``order`` ``dependences``, ``program`` with renamed allocations, undecided if there are any. For the
+    order of the capture, ``program`` itself, as buffers that are reused at once are in the device's cache."""
     if order == "program":
         return program, "nothing, in the program's order"
     recording, slots, count = rename(program.recording, program.slots)
@@ -78,17 +78,17 @@ def renamed(program: Program, order: str = "dependences") -> tuple[Program, str]
 
 
 def longest_path(program: Program) -> int:
-    """How many launches wait for each other in a row, where they wait for those alone that they depend on; of a launch
-    that owns bodies, all paths of these."""
+    """Number of launches on the longest path of dependences. A launch that owns bodies counts as the sum of their
+    longest paths."""
     order = program.order or order_of(*rename(program.recording, program.slots)[:2])
     inside = (sum(map(longest_path, each.bodies)) - 1 for each in program.recording.launches if each.bodies)
     return order.longest_path() + sum(inside)
 
 
 def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple[Program, str]:
-    """``program`` in the ``order`` of the capture (``program``), or by ``dependences``: launches wait for those alone
-    that they depend on, in a few lanes, and fewer where that takes more memory than the peak, ``memory`` times that,
-    and WORTHWHILE. As captured, where nothing runs side by side."""
+    """``program`` in the ``order`` of the capture (``program``), or by ``dependences``: launches wait only for those on
+    which they depend, in up to MOST_LANES lanes. Fewer lanes are used if memory would exceed the peak, ``memory`` times
+    the peak, and WORTHWHILE together. As captured, if nothing runs in parallel."""
     recording, slots = program.recording, program.slots
     captured = program if program.order is None else in_order(program, None)
     if order == "program":
@@ -98,7 +98,7 @@ def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple
     widest = in_lanes(dependences, MOST_LANES)
     most = used = 1 + max(widest.lanes, default=0)
     fewer, lanes, best = 1, most, captured
-    while lanes > fewer:  # all of them, else by bisection: memory grows with lanes
+    while lanes > fewer:  # all lanes, else by bisection: memory grows with lanes
         narrowed = widest if lanes == used else in_lanes(dependences, lanes)
         made, lives = _packed(replace(captured, order=narrowed))
         planned = cut(made, lives)
@@ -114,7 +114,7 @@ def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple
 
 
 def placed(program: Program) -> tuple[Program, str]:
-    """``program`` with intermediates that are never alive together in the same bytes."""
+    """``program`` in which intermediates share bytes if they are never alive together."""
     made, lives = _packed(program)
     return uncut(made, lives), _layout_note(made)
 
@@ -124,14 +124,14 @@ def _layout_note(program: Program) -> str:
 
 
 def _packed(program: Program) -> tuple[Program, Sequence[Lifetime]]:
-    """``program`` with intermediates as close as they can lie in its order, and their lifetimes."""
+    """``program`` with its intermediates packed for its order, and their lifetimes."""
     recording, slots, fresh = program.recording, program.slots, program.layout.fresh
     lives = lifetimes(recording, slots, fresh, program.order)
     return replace(program, layout=pack(lives, recording.alignment, fresh)), lives
 
 
 def segmented(program: Program) -> tuple[Program, str]:
-    """``program`` with segments that hold no more, by far, than the uncaptured program does at its peak."""
+    """``program`` in segments that hold hardly more memory than the uncaptured program does at its peak."""
     made = with_steps(program)
     return made, _segments_note(made)
 
@@ -146,21 +146,21 @@ class DefaultPasses:
     """The default launch passes.
 
     Args:
-        order_memory: the part of its peak that a replay by dependences may take on top
+        order_memory: fraction of its peak memory that a replay by dependences may take on top
     """
 
     order_memory: float = ORDER_MEMORY
 
     @property
     def key(self) -> str:
-        """All that its decisions depend on besides the program."""
+        """Text of everything besides the program on which its decisions depend."""
         return str(self.order_memory)
 
     def __call__(self, program: Program, order: str) -> Program:
         """The program to replay, with the passes' notes."""
         program, begun = renamed(program, order)
         program, waits = ordered(program, order, self.order_memory)
-        if program.order is None:  # else it is placed and cut, since memory decided on the order
+        if program.order is None:  # else already placed and cut, since the choice of the order depends on memory
             program, lives = _packed(program)
             program = with_steps(program, cut(program, lives))
         notes = {"rename": begun, "order": waits, "layout": _layout_note(program), "segments": _segments_note(program)}

@@ -1,11 +1,11 @@
-"""True dependences between launches: which has to wait for which, by the bytes that they use.
+"""True dependences between launches, by the bytes that they use.
 
     k0 writes a[0:64]     k1 writes a[64:128]     k2 reads a           k0 ─┬─ k2, and k0 beside k1
                                                                        k1 ─┘
 
-A launch waits for earlier ones that write what it uses, and for earlier ones that use what it writes. What draws random
-numbers keeps its order, as does what talks to other ranks. A launch of which nothing is known waits for all before it,
-and all behind it for it. Pure functions over a Recording and its slots.
+A launch waits for earlier ones that write what it uses, and for earlier ones that use what it writes. Launches that
+draw random numbers keep their order, and so do those that talk to other ranks. A launch with unknown accesses waits for
+all earlier ones, and all later ones wait for it. Pure functions over a Recording and its slots.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pygraph.waits import Waits
 _Key = tuple[AllocationKind, int]
 
 _CROSSING = 0.5
-"""How much later a launch starts behind one of another lane, in launches. With 0.25 or 0.75, the suite's models have
-nearly the same lanes."""
+"""Delay, in launches, of a launch that waits for one in another lane. With 0.25 or 0.75, the suite's models have nearly
+the same lanes."""
 
 _FIXED: _Key = (AllocationKind.CONSTANT, -1)
 """Memory that never moves, from address 0 on: constants may be views of one another."""
@@ -43,11 +43,11 @@ def chains(launch: Launch) -> list[str]:
 
 
 def in_lanes(order: Order, most: int) -> Order:
-    """``order`` in ``most`` lanes or fewer: each launch also waits for the last one of its lane.
+    """``order`` in at most ``most`` lanes: each launch also waits for the previous one of its lane.
 
-    Launches are taken to be equally long. One goes behind a launch that it waits for, or else where there is least room
-    before it, among the lanes where it starts in time for the longest path to stay as long; if there is none, where it
-    starts first, for which another lane is used if that is earlier.
+    Launches are assumed to take equal time. Among the lanes in which a launch starts early enough not to lengthen the
+    longest path, it goes after a launch for which it waits, or else where it leaves the shortest idle time. If there is
+    no such lane, it goes where it starts first; a new lane is opened only if it starts earlier there.
     """
     rest = _rest(order)
     longest = max(rest, default=0)
@@ -56,7 +56,7 @@ def in_lanes(order: Order, most: int) -> Order:
     chosen: list[int] = []
     waits: list[set[int]] = []
     for launch, waited in enumerate(order.edges):
-        ready: dict[int, float] = {}  # by lane: the end of the last one there that it waits for
+        ready: dict[int, float] = {}  # by lane: the end of the last launch there for which it waits
         for each in waited:
             ready[chosen[each]] = max(ready.get(chosen[each], 0), ends[each])
         starts = [
@@ -81,7 +81,7 @@ def in_lanes(order: Order, most: int) -> Order:
 
 
 def _rest(order: Order) -> list[int]:
-    """How many launches the longest path from each has, with itself."""
+    """For each launch, the number of launches on the longest path from it, itself included."""
     last = len(order.edges) - 1
     behind: list[list[int]] = [[] for _ in order.edges]
     for launch, waited in enumerate(order.edges):
@@ -91,9 +91,9 @@ def _rest(order: Order) -> list[int]:
 
 
 def accesses_of(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Access] | None]:
-    """Accesses of each launch; None: to any memory. Known ``uses`` are taken as they are. Any other launch accesses
-    what words of its call point to, since a kernel may leave addresses in memory for the next one: operands, and all
-    else, which it may write. It also accesses constants among the operands, to which no word is known to point."""
+    """Accesses of each launch; None: to any memory. Known ``uses`` are taken as they are. Any other launch accesses all
+    memory to which words of its call point, since a kernel may leave addresses in memory for the next one: operands as
+    declared, and all else as read and written. It also accesses constants among the operands, which have no slots."""
     places: dict[int, dict[int, Slot]] = {}
     for slot in slots:
         places.setdefault(slot.launch, {})[slot.word] = slot
@@ -119,5 +119,5 @@ def accesses_of(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Ac
 
 
 def _place(word: int, slot: Slot | None) -> tuple[_Key, int]:
-    """The memory that a word points into, and how far."""
+    """The memory into which a word points, and the offset there."""
     return (_FIXED, word) if slot is None else (slot.key, slot.offset)

@@ -1,10 +1,10 @@
-"""Puts the launches of loops and branches, as they were captured, into bodies.
+"""Moves captured launches of loops and branches into bodies.
 
 captured:  l0   l1 l2   l3   l4        l1 l2 if a byte is not 0, else l3
 folded:    l0   l1 = if { l0 l1 } else { l0 }   l2
 
-A capture runs each body once, one behind the other, and notes which launches are whose (``recording.Nest``). Memory
-that a body shares with what is around it becomes an argument; what it alone uses lies in the workspace of its launch.
+A capture runs each body once, one after the other, and records the launches of each (``recording.Nest``). Memory that
+a body shares with other launches becomes an argument; memory that only it uses lies in the workspace of its launch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _Key = tuple[AllocationKind, int]
 _INPUT, _POOL, _CONSTANT = AllocationKind.INPUT, AllocationKind.POOL, AllocationKind.CONSTANT
 
 _GAP = 4096
-"""Bytes that lie at least between the address of a workspace and that of any other memory."""
+"""Minimum number of bytes between the address of a workspace and any other memory."""
 
 
 def folded(program: Program, passes: LaunchPasses, order: str) -> Program:
-    """``program``, which is undecided, with loops and branches in bodies, which ``passes`` have decided. Raises
+    """An undecided ``program`` with its loops and branches in bodies, which ``passes`` have decided. Raises
     CaptureError (``control-flow``) for bodies that need the host."""
     waiting = list(program.recording.nests)
     while waiting:  # an inner one comes before the one around it
@@ -40,13 +40,13 @@ def folded(program: Program, passes: LaunchPasses, order: str) -> Program:
 
 
 def _behind(nest: Nest, launch: int) -> int:
-    """The number of a launch, or of an end, once ``nest`` is one launch."""
+    """New number of a launch, or of an end, after ``nest`` has become one launch."""
     begin, end = nest.bounds[0], nest.bounds[-1]
     return launch if launch <= begin else launch - (end - begin) + 1
 
 
 def _folded(program: Program, nest: Nest, passes: LaunchPasses, order: str) -> Program:
-    """``program`` with a launch in the place of those of ``nest``."""
+    """``program`` with one launch in place of the launches of ``nest``."""
     recording, begin, end = program.recording, nest.bounds[0], nest.bounds[-1]
     parts = [range(*each) for each in pairwise(nest.bounds)]
     owners = {allocation.key: allocation for allocation in recording.allocations}
@@ -87,7 +87,7 @@ def _folded(program: Program, nest: Nest, passes: LaunchPasses, order: str) -> P
 
 
 def _shared(program: Program, parts: Sequence[range]) -> list[_Key]:
-    """Memory that bodies share with each other, or with what is around them."""
+    """Memory of bodies that other bodies or launches use as well, that is an argument's, or that the region returns."""
     inside: dict[_Key, set[int]] = {}
     for slot in program.slots:
         part = next((number for number, part in enumerate(parts) if slot.launch in part), -1)
@@ -99,7 +99,7 @@ def _shared(program: Program, parts: Sequence[range]) -> list[_Key]:
 
 
 def _undecided(program: Program, part: range, numbers: Mapping[_Key, int]) -> Program:
-    """The launches of ``part`` as a program by itself, whose arguments are what it shares, by ``numbers``."""
+    """The launches of ``part`` as a program of its own, with its shared memory as arguments, by ``numbers``."""
     recording = program.recording
     slots = [slot for slot in program.slots if slot.launch in part]
     names = {slot.key: (_INPUT, numbers[slot.key]) if slot.key in numbers else slot.key for slot in slots}
@@ -135,7 +135,7 @@ def _part(recording: Recording, launches: Sequence[int | None]) -> Payload | Non
 
 
 def _named(launch: Launch, index: int, names: Mapping[_Key, _Key]) -> Launch:
-    """``launch`` as number ``index``, with other ``names`` in what it says of memory."""
+    """``launch`` as number ``index``, with new ``names`` of the memory that it accesses."""
     operands = launch.operands
     if operands is not None:
         operands = tuple(replace(each, key=names[each.key]) for each in operands if each.key in names)
@@ -151,7 +151,7 @@ def _named(launch: Launch, index: int, names: Mapping[_Key, _Key]) -> Launch:
 
 
 def _deciding(recording: Recording, nest: Nest) -> Slot:
-    """Where what decides lies: the slot of word 0. Raises CaptureError (``control-flow``) for memory of nobody's."""
+    """Slot of word 0, the deciding bytes. Raises CaptureError (``control-flow``) if no allocation holds them."""
     nbytes = decided_by(nest.kind)
     for each in recording.allocations:
         if each.kind is not _CONSTANT and each.address <= nest.decides <= each.address + each.nbytes - nbytes:
@@ -160,7 +160,7 @@ def _deciding(recording: Recording, nest: Nest) -> Slot:
 
 
 def _workspace(recording: Recording, nbytes: int, born: int) -> Allocation | None:
-    """Memory of ``nbytes`` for intermediates of bodies, at addresses that nobody has; None for none."""
+    """Memory of ``nbytes`` for intermediates of bodies, at unused addresses; None for 0 bytes."""
     if not nbytes:
         return None
     taken = recording.allocations

@@ -1,7 +1,7 @@
-"""Where intermediates lie at replay: lifetimes from the slots, packed into one workspace.
+"""Places of intermediates at replay: lifetimes from the slots, packed into one workspace.
 
-Pure functions. Outputs are not placed (they are allocated anew for each call), nor is what an eager call is given or
-returns, nor what no launch touches.
+Pure functions. Not placed are outputs (they are allocated for each call), operands and results of eager calls, and
+allocations that no launch uses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BITS = bytes.maketrans(b"01", b"\0\1")
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """An intermediate of ``nbytes`` that is needed from launch ``first`` to ``last`` (both included). In a partial
-    order, the bits of ``met`` are the intermediates that may be alive at once with it, itself among them."""
+    order, the bits of ``met`` are the intermediates that may be alive at the same time, including itself."""
 
     index: int
     nbytes: int
@@ -33,7 +33,7 @@ class Lifetime:
 
 
 def apart(lives: Iterable[Lifetime], alignment: int, fresh: tuple[int, ...] = ()) -> Layout:
-    """The layout of ``lives`` in which no two intermediates share a byte, which holds in every order."""
+    """A layout of ``lives`` that is valid in every order: no two intermediates share a byte."""
     end, offsets = 0, dict[int, int]()
     for life in lives:
         offsets[life.index] = end
@@ -42,8 +42,8 @@ def apart(lives: Iterable[Lifetime], alignment: int, fresh: tuple[int, ...] = ()
 
 
 def own_storage(recording: Recording, slots: Sequence[Slot]) -> tuple[int, ...]:
-    """The allocations of outputs and of what eager calls are given, but for what these return: a call may hold on to
-    what it is given, or use it on another stream."""
+    """The allocations of outputs and of operands of eager calls, except for results of these: a call may keep its
+    operands, or use them on another stream."""
     outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
     return tuple(sorted((outputs | used_by_calls(recording, slots)) - returned_by_calls(recording, slots)))
 
@@ -51,10 +51,10 @@ def own_storage(recording: Recording, slots: Sequence[Slot]) -> tuple[int, ...]:
 def lifetimes(
     recording: Recording, slots: Sequence[Slot], fresh: Collection[int], order: Order | None = None
 ) -> tuple[Lifetime, ...]:
-    """How long each POOL allocation in the workspace is needed: those that a launch touches, and that are neither in
-    ``fresh`` nor returned by eager calls. From the first call that uses it to the last. Where these lie in phases of
-    several launches, all along these phases, as no order holds in them. In an ``order``, each by the launches of the
-    calls that use it."""
+    """Lifetimes of the POOL allocations in the workspace: those that a launch uses, and that are neither in ``fresh``
+    nor returned by eager calls. A lifetime lasts from the first call that uses the allocation to the last one, and over
+    the whole phases of both, as launches within a phase have no order. With ``order``, phases are ignored, and
+    ``met`` follows from the launches of the calls that use each allocation."""
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
     phases = (recording.phases if order is None else ()) or range(len(recording.launches))
     elsewhere = returned_by_calls(recording, slots).union(fresh)
@@ -77,8 +77,8 @@ def lifetimes(
 
 
 def _met(users: Mapping[int, Collection[int]], order: Order) -> dict[int, int]:
-    """For each intermediate, by the launches that use it, the bits of those that may be alive at once with it: not all
-    of its users complete before any of theirs start, nor the other way round."""
+    """For each intermediate, by the launches that use it, the bits of those that may be alive at the same time: neither
+    do all users of one complete before any user of the other starts, nor the other way round."""
     last, waits = len(order.edges) - 1, [set[int]() for _ in order.edges]
     for later, waited in enumerate(order.edges):
         for earlier in waited:
@@ -89,14 +89,14 @@ def _met(users: Mapping[int, Collection[int]], order: Order) -> dict[int, int]:
 
 
 def _unfinished(users: Mapping[int, Collection[int]], order: Order) -> dict[int, int]:
-    """For each intermediate, the bits of those that a launch uses which may not have completed before any of its own
-    start: of each lane, whose launches run one by one, those behind the last one that surely has."""
+    """For each intermediate, the bits of those used by launches that may not have completed before its own users start.
+    Launches of a lane run one by one: these are all launches of a lane after the last one that surely has completed."""
     used = [0] * len(order.edges)
     for index, launches in users.items():
         for launch in launches:
             used[launch] |= 1 << index
     lanes = order.lanes or range(len(used))
-    rest, masks = ([0] * (1 + max(lanes, default=0)) for _ in range(2))  # by lane: what is used, and its launches
+    rest, masks = ([0] * (1 + max(lanes, default=0)) for _ in range(2))  # by lane: intermediates used, and its launches
     behind = [0] * (len(used) + 1)
     for launch in reversed(range(len(used))):
         lane = lanes[launch]
@@ -113,16 +113,16 @@ def _unfinished(users: Mapping[int, Collection[int]], order: Order) -> dict[int,
 
 def pack(lives: Sequence[Lifetime], alignment: int, fresh: tuple[int, ...] = ()) -> Layout:
     """A layout of ``lives`` at multiples of ``alignment`` bytes. The largest is placed first, each in the smallest gap
-    among its contemporaries; equal sizes in order of birth, for which first-fit is optimal on intervals."""
+    among those alive with it; equal sizes in order of birth, for which first-fit is optimal on intervals."""
     sizes = {life.index: -(-life.nbytes // alignment) * alignment for life in lives}
     met = {life.index: life.met for life in lives if life.met} or _overlaps(lives)
     offsets: dict[int, int] = {}
     spans = [(0, 0)] * (max(sizes, default=0) + 1)
-    places, there = list[tuple[int, int]](), list[int]()  # bytes that are taken, and by which
+    places, there = list[tuple[int, int]](), list[int]()  # taken bytes, and the intermediates there
     placed = 0
     for life in sorted(lives, key=lambda item: (-sizes[item.index], item.first, item.index)):
         size, near = sizes[life.index], met[life.index] & placed
-        if near.bit_count() < len(places):  # a few of many: each is looked up
+        if near.bit_count() < len(places):  # few of many: look up each
             skip = (near & -near).bit_length() - 1 if near else 0
             bits = f"{near >> skip:b}"[::-1].encode().translate(_BITS)
             taken: Iterable[tuple[int, int]] = sorted(compress(spans[skip : skip + len(bits)], bits), key=itemgetter(0))
@@ -141,7 +141,7 @@ def pack(lives: Sequence[Lifetime], alignment: int, fresh: tuple[int, ...] = ())
 
 
 def _overlaps(lives: Sequence[Lifetime]) -> dict[int, int]:
-    """The bits of those that are alive at once with each, where launches run one by one."""
+    """For each intermediate, the bits of those alive at the same time, if launches run one by one."""
     count = max((life.last for life in lives), default=0) + 1
     begun, ended = [0] * count, [0] * (count + 1)
     for life in lives:

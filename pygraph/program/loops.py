@@ -1,6 +1,6 @@
-"""Makes launches that own bodies (``nested``), and a loop of a captured program: the program is its body.
+"""Makes launches that own bodies (``nested``), and loops with a captured program as their body.
 
-before:  l0 l1 l2, once        after:  l0 = while { l0 l1 l2 }, without copies that are not needed (``copies``)
+before:  l0 l1 l2, once        after:  l0 = while { l0 l1 l2 }, without unnecessary copies (``copies``)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pygraph.program.program import Program, Slot
 from pygraph.program.recording import UNKNOWN, Allocation, AllocationKind, Launch, LaunchKind, OutputKind, Use
 
 _WORKSPACE_ADDRESS = 1 << 62
-"""Where the workspace of a loop lies in its program: at no address of the process."""
+"""Address of the workspace of a loop in its program: not a valid address of the process."""
 
 _Key = tuple[AllocationKind, int]
 _INPUT, _POOL, _CONSTANT = AllocationKind.INPUT, AllocationKind.POOL, AllocationKind.CONSTANT
@@ -25,11 +25,11 @@ _INPUT, _POOL, _CONSTANT = AllocationKind.INPUT, AllocationKind.POOL, Allocation
 
 @dataclass(frozen=True)
 class LoopPasses:
-    """Launch passes that make a loop of each captured program.
+    """Launch passes that turn each captured program into a loop.
 
     Args:
-        control: position of the argument that says how often
-        passes: those over the body
+        control: position of the argument with count, limit and stop
+        passes: launch passes over the body
     """
 
     control: int
@@ -37,7 +37,7 @@ class LoopPasses:
 
     @property
     def key(self) -> str:
-        """All that its decisions depend on besides the program."""
+        """Text of everything besides the program on which its decisions depend."""
         return f"while {self.control}: {self.passes.key}"
 
     def __call__(self, program: Program, order: str) -> Program:
@@ -46,8 +46,8 @@ class LoopPasses:
 
 
 def looped(program: Program, control: int) -> Program:
-    """``program`` as the body of a loop, which its argument ``control`` decides on: count, limit and stop. Raises
-    CaptureError (``host-loop``) for one that needs the host."""
+    """``program`` as the body of a loop, controlled by its argument ``control``: count, limit and stop. Raises
+    CaptureError (``host-loop``) if the program needs the host."""
     body, recording = as_body(program, "host-loop"), program.recording
     inputs = {each.index: each for each in recording.allocations if each.kind is _INPUT}
     constants = [each for each in recording.allocations if each.kind is _CONSTANT]
@@ -63,7 +63,7 @@ def looped(program: Program, control: int) -> Program:
 
 
 def as_body(program: Program, reason: str) -> Program:
-    """``program``, which is decided, as a body. Raises CaptureError, for the ``reason``, where it needs the host."""
+    """A decided ``program`` as a body. Raises CaptureError, with this ``reason``, if it needs the host."""
     recording = program.recording
     for launch in recording.launches:
         if launch.eager is not None or launch.collective:
@@ -85,8 +85,8 @@ def owner_of(
     given: Sequence[Allocation | None],
     constants: Sequence[Allocation],
 ) -> Launch:
-    """Launch 0 of a program: it owns ``bodies``. ``given`` has what each of its words points to: what decides, which
-    may be a part of an allocation, the workspace, and arguments. ``constants`` are behind these."""
+    """Launch 0 of a program, which owns ``bodies``. Its words point to ``given``: the deciding bytes, which may be part
+    of an allocation, the workspace, and arguments. Words for ``constants`` follow."""
     words = [0 if each is None or not each.nbytes else each.address for each in given]
     inner = [launch for body in bodies for launch in body.recording.launches]
     uses = _uses(kind, bodies, given, constants)
@@ -117,8 +117,8 @@ def _uses(
     given: Sequence[Allocation | None],
     constants: Sequence[Allocation],
 ) -> tuple[Use, ...] | None:
-    """Uses by word: the whole of each allocation that a body accesses; None if one may access any. Written ones are
-    read as well: they keep their contents where that body does not run."""
+    """Uses by word: the whole of each allocation that a body accesses; None if a body may access any memory. Written
+    allocations count as read, too: they keep their contents if that body does not run."""
     found: dict[_Key, tuple[bool, bool]] = {}
     for body in bodies:
         for accesses, launch in zip(accesses_of(body.recording, body.slots), body.recording.launches, strict=True):

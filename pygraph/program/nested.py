@@ -1,14 +1,14 @@
-"""Launches that own bodies: loops and branches, which the device decides on.
+"""Launches that own bodies: loops and branches, decided on the device.
 
     l0 = while "loop" (%arg2 updates, %buf0 updates, %arg0 updates, %arg1 reads)
                        word 0          word 1         word 2         word 3
       body program { %arg0, %arg1: arguments    %buf0, …: in the workspace of its layout    one segment }
 
-Word 0 points to what decides; word 1 to the workspace, which all bodies share; word ``ARGUMENTS + k`` to argument k of
-each body; further words to constants that they use. A branch runs its first body if a byte is not 0. A loop has three
-64-bit integers, ``count``, ``limit`` and ``stop``: while ``count < limit`` and ``stop`` is 0, it runs its body and
-counts. A body is a program by itself: it names none of the
-memory of the program around it, and returns nothing. What the launch uses is what its bodies use together.
+Word 0 points to the deciding bytes; word 1 to the workspace, which all bodies share; word ``ARGUMENTS + k`` to argument
+k of each body; further words to constants that they use. A branch runs its first body if a byte is not 0. A loop has
+three 64-bit integers, ``count``, ``limit`` and ``stop``: while ``count < limit`` and ``stop`` is 0, it runs its body
+and counts. A body is a program of its own: it does not refer to memory of the surrounding program, and returns nothing.
+The launch uses all memory that its bodies use.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Launch, LaunchKind
 
 DECIDES, WORKSPACE, ARGUMENTS = 0, 1, 2
-"""The words of a launch with bodies: of what decides, of the workspace, and the first one of an argument."""
+"""Words of a launch with bodies: the deciding bytes, the workspace, and the first argument."""
 
 CONTROL = 24
-"""Bytes that a loop is decided by; one of a branch."""
+"""Bytes that decide on a loop: three 64-bit integers."""
 
 
 def decided_by(kind: LaunchKind) -> int:
-    """How many bytes decide on a launch of a ``kind`` that owns bodies."""
+    """Number of bytes that decide on a launch of this ``kind``, which owns bodies."""
     return CONTROL if kind is LaunchKind.WHILE else 1
 
 
 _Key = tuple[AllocationKind, int]
 
 Path = tuple[int, ...]
-"""A launch: its number; for one within a body, those of the launch that owns it, and of the body, come before that."""
+"""Path of a launch: its number; within a body, after the path of the owning launch and the body's number."""
 
 
 def bodies_of(program: Program) -> Iterator[Program]:
-    """All bodies within ``program``, those of bodies among them."""
+    """All bodies within ``program``, including bodies of bodies."""
     for launch in program.recording.launches:
         for body in launch.bodies:
             yield body
@@ -46,12 +46,12 @@ def bodies_of(program: Program) -> Iterator[Program]:
 
 
 def has_order(program: Program) -> bool:
-    """True if launches of ``program``, or of a body within it, wait for those alone that they depend on."""
+    """True if ``program``, or a body within it, has an order by dependences."""
     return any(inner.order is not None for inner in (program, *bodies_of(program)))
 
 
 def launches_of(program: Program, path: Path = ()) -> Iterator[tuple[Path, Program, Launch]]:
-    """All launches of ``program``, each before those of its bodies, with the program that each is in."""
+    """All launches of ``program``, each before those of its bodies, as (path, program around it, launch)."""
     for launch in program.recording.launches:
         yield (*path, launch.index), program, launch
         for number, body in enumerate(launch.bodies):
@@ -59,8 +59,8 @@ def launches_of(program: Program, path: Path = ()) -> Iterator[tuple[Path, Progr
 
 
 def words_at(program: Program, slot: Slot, path: Path = ()) -> Iterator[tuple[Path, int, int]]:
-    """The words (launch, word) that hold the address of ``slot``, also within bodies, and how many bytes behind the
-    begin of its allocation each points."""
+    """The words that hold the address of ``slot``, also within bodies, as (path of the launch, word, offset in bytes
+    into the slot's allocation)."""
     return _words(program, slot, slot.offset, path)
 
 
@@ -77,15 +77,15 @@ def _words(program: Program, slot: Slot, offset: int, path: Path) -> Iterator[tu
 
 
 def owned_at(body: Program, word: int, key: _Key) -> int | None:
-    """How many bytes behind where ``word`` of its launch points an allocation of ``body`` begins; None if it has
-    nothing to do with that word."""
+    """Offset in bytes of an allocation of ``body`` from the address in ``word`` of its launch; None if that word does
+    not lead to the allocation."""
     if key[0] is AllocationKind.INPUT:
         return 0 if word == ARGUMENTS + key[1] else None
     return body.layout.offsets.get(key[1]) if word == WORKSPACE else None
 
 
 def outside(body: Program, access: Access, slots: dict[int, Slot]) -> Access | None:
-    """Map ``access`` of a body to its launch, whose words have ``slots``; None where no word leads there."""
+    """Map ``access`` of a body to its launch, whose words have ``slots``; None if no word leads there."""
     word = ARGUMENTS + access.key[1] if access.key[0] is AllocationKind.INPUT else WORKSPACE
     begin, slot = owned_at(body, word, access.key), slots.get(word)
     if begin is None or slot is None:

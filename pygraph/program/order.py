@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A partial order of launches. ``edges[i]`` are the launches that launch i waits for, but for those that another of
-    them waits for; bit j of ``before[i]`` is set where launch j has completed before i starts. ``lanes[i]`` is the one
-    that launch i runs in, where there are lanes."""
+    """A partial order of launches. ``edges[i]`` are the launches for which launch i waits, without those for which
+    another of them waits; bit j of ``before[i]`` is set if launch j has completed before i starts. ``lanes[i]`` is the
+    lane of launch i, if there are lanes."""
 
     edges: tuple[tuple[int, ...], ...]
     before: tuple[int, ...]
@@ -32,14 +32,14 @@ class Order:
         return cls(tuple(edges), tuple(before), tuple(lanes))
 
     def without(self, dropped: Collection[int]) -> Order:
-        """The order of the others, which wait for what ``dropped`` ones waited for in their place."""
+        """The order without the launches ``dropped``: others wait instead for those for which a dropped one waited."""
         waits: list[set[int]] = []
         for waited in self.edges:
             waits.append({each for one in waited for each in (waits[one] if one in dropped else (one,))})
         return Order.of(waits, self.lanes)
 
     def longest_path(self) -> int:
-        """How many launches the longest path has."""
+        """Number of launches on the longest path."""
         return max(self.depths(0, len(self.edges)).values(), default=0)
 
     def critical(self) -> frozenset[int]:
@@ -53,19 +53,19 @@ class Order:
         return frozenset(found)
 
     def sequence(self, begin: int, end: int) -> list[int]:
-        """The launches from ``begin`` to ``end`` (excluded), each behind those that it waits for: by the length of the
-        longest path to them, so that what may run side by side stands side by side."""
+        """The launches from ``begin`` to ``end`` (excluded), each after those for which it waits: sorted by the length
+        of the longest path to them, so that launches that may run in parallel are adjacent."""
         depths = self.depths(begin, end)
         return sorted(depths, key=lambda launch: depths[launch])
 
     def depths(self, begin: int, end: int) -> dict[int, int]:
-        """How many launches the longest path to each of those from ``begin`` to ``end`` (excluded) has, among these."""
+        """For each launch from ``begin`` to ``end`` (excluded), the number of them on the longest path to it."""
         found = levels([[waited - begin for waited in each if waited >= begin] for each in self.edges[begin:end]])
         return dict(zip(range(begin, end), (level + 1 for level in found), strict=True))
 
 
 def levels(before: Iterable[Iterable[int]]) -> list[int]:
-    """The length of the longest path to each of several things, which are behind the earlier ones in ``before``."""
+    """The length of the longest path to each item; ``before`` has, for each, earlier items that precede it."""
     found: list[int] = []
     for sources in before:
         found.append(max((found[source] + 1 for source in sources), default=0))

@@ -1,4 +1,4 @@
-"""A launch program: a recording, which of its words are addresses, where memory lies, and the steps of a replay."""
+"""A launch program: a recording, the addresses among its words, the layout of memory, and the steps of a replay."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class NonPointerWord:
-    """A word that reads as an address, but is no operand's: a number, or bytes that nobody set. It stays as captured;
-    with ``scratch``, it an address of scratch memory replaces it. ``call`` names the call that its launch came from."""
+    """A word that reads as an address, but is not one of an operand: a number, or uninitialised bytes. It stays as
+    captured; if ``scratch``, replay substitutes a scratch address. ``call`` names the call of its launch."""
 
     launch: int
     word: int
@@ -38,8 +38,8 @@ class NonPointerWord:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where POOL allocations lie at replay: at ``offsets[index]`` bytes of one workspace of ``nbytes``; those of
-    outputs, and of what eager calls are given (``fresh``), are allocated anew for each call."""
+    """Places of POOL allocations at replay: at ``offsets[index]`` bytes in one workspace of ``nbytes``. Those of
+    outputs and of operands of eager calls (``fresh``) are allocated for each call."""
 
     nbytes: int
     offsets: dict[int, int]
@@ -48,11 +48,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Launches ``begin`` to ``end`` (excluded), which are replayed as one.
+    """Launches ``begin`` to ``end`` (excluded), replayed together.
 
-    Before it, memory is taken for ``blocks`` of intermediates (bytes, last step that uses it, and intermediate ▸ byte)
-    and for the POOL allocations ``taken``, each with a storage of its own. After it, the allocations ``released`` and
-    the arguments ``dead`` are let go of.
+    Before the step, memory is allocated for ``blocks`` of intermediates (bytes, last step that uses it, and
+    intermediate ▸ byte) and for the POOL allocations ``taken``, each with a storage of its own. After it, the
+    allocations ``released`` and the arguments ``dead`` are released.
     """
 
     begin: int
@@ -78,13 +78,13 @@ class EagerStep(Step):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """All that a driver needs to replay: the recording, which of its words are addresses, and where memory lies.
+    """All data for a replay: the recording, the addresses among its words, the layout of memory, and the steps.
 
-    Addresses of arguments stay congruent to the captured ones by ``alignment`` bytes, since kernels load vectors; an
-    argument that is only read is copied otherwise. ``non_pointers`` are words that read as addresses and are no slots.
-    Somebody else keeps the arguments ``held`` beyond the call, so that to let go of them early gains nothing, and those
-    ``lent`` perhaps. ``name`` is what profilers call a replay. ``steps`` are what it does, in order;
-    ``order`` is that of launches within one (None: as captured). ``notes`` are what passes said of it, for reports.
+    Addresses of arguments must stay congruent to the captured ones modulo ``alignment`` bytes, since kernels load
+    vectors; an argument that is only read is copied otherwise. ``non_pointers`` are words that read as addresses but
+    have no slot. The arguments ``held`` are kept by others beyond the call, so that an early release gains nothing;
+    those ``lent``, perhaps. ``name`` is the name of a replay in profiles. ``steps`` run in order; ``order`` is that of
+    launches within a step (None: as captured). ``notes`` are remarks of passes, for reports.
     """
 
     recording: Recording
@@ -100,7 +100,7 @@ class Program:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
-        from pygraph.program.text import print_program  # which knows programs
+        from pygraph.program.text import print_program  # which imports this module
 
         return print_program(self)
 
@@ -111,14 +111,14 @@ class Program:
 
     @property
     def written(self) -> frozenset[int]:
-        """Positions of the arguments that a launch may write: exact where uses are known, else all that it is given and
-        that is not known to be read only."""
+        """Positions of the arguments that a launch may write: exact if its uses are known, else all of its arguments
+        that are not known to be only read."""
         inputs, launches = [slot for slot in self.slots if slot.kind is AllocationKind.INPUT], self.recording.launches
         return frozenset(slot.index for slot in inputs if launches[slot.launch].may_write(slot.word, slot.key))
 
 
 def used_by_calls(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
-    """The POOL allocations that eager calls are given or return."""
+    """The POOL allocations of operands and results of eager calls."""
     calls = {launch.index for launch in recording.launches if launch.eager is not None}
     if not calls:
         return frozenset()
@@ -126,7 +126,7 @@ def used_by_calls(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]
 
 
 def returned_by_calls(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
-    """Those that eager calls return: operators allocate that memory at each replay."""
+    """The POOL allocations of results of eager calls: operators allocate that memory at each replay."""
     calls = {launch.index: len(launch.eager.operands) for launch in recording.launches if launch.eager is not None}
     if not calls:
         return frozenset()

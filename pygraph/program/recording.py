@@ -14,16 +14,16 @@ WORD = 8
 """Bytes in a parameter word: an address is always one aligned word."""
 
 FUNCTIONAL_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
-"""Namespaces of collectives that take tensors and the name of a group: called between segments, or captured."""
+"""Namespaces of collectives on tensors and the name of a group: called between segments, or captured."""
 
 COLLECTIVES = FUNCTIONAL_COLLECTIVES | {"c10d", "symm_mem"}
 """Namespaces of operators that talk to other processes. None of them runs while a driver captures."""
 
 WAIT = "_c10d_functional.wait_tensor"
-"""The operator, without an overload, that waits for the collectives that fill a tensor."""
+"""Operator (without its overload) that waits for the collectives that fill a tensor."""
 
 DRAWS_IF_CALLED = frozenset({"prims.inductor_random", "prims.inductor_randint"})
-"""Operators, without an overload, that draw from a generator, though kernels compute their results from a seed."""
+"""Operators (without overload) that draw from a generator only if called; kernels compute them from a seed."""
 
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 _UNDECLARED_WRITES = {
@@ -45,10 +45,10 @@ _UNDECLARED_WRITES = {
     "aten::miopen_rnn_backward": ("reserve",),
     "onednn::qlinear_pointwise": ("other",),
 }
-"""Arguments that operators write though their schemas do not say so."""
+"""Arguments that operators write, undeclared by their schemas."""
 
 _COLLECTIVE_KERNELS = ("ncclDevKernel", "ncclKernel", "ncclSym", "nvshmem")
-"""Parts of the names of kernels that do, which libraries may launch without any operator."""
+"""Parts of names of kernels that talk to other processes; libraries may launch them without an operator."""
 
 
 def is_functional_collective(name: str) -> bool:
@@ -57,7 +57,7 @@ def is_functional_collective(name: str) -> bool:
 
 
 def is_written(schema: Any, argument: Any) -> bool:
-    """True if an operator may write ``argument``, declared or not."""
+    """True if an operator may write ``argument``, by its schema or undeclared."""
     declared = argument.alias_info is not None and argument.alias_info.is_write
     return declared or argument.name in _UNDECLARED_WRITES.get(schema.name, ())
 
@@ -68,7 +68,7 @@ def is_read(schema: Any, argument: Any) -> bool:
 
 
 class AllocationKind(Enum):
-    """Who owns the memory behind an address."""
+    """Owner of the memory at an address."""
 
     INPUT = "input"  # a stand-in for one tensor argument; replaced by the caller's address at each replay
     POOL = "pool"  # allocated by the region while it was captured: an output or an intermediate
@@ -88,11 +88,11 @@ def name_of(key: tuple[AllocationKind, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One range of addresses. ``(kind, index)`` names it across captures; addresses are never reused in a capture.
+    """One range of addresses. ``(kind, index)`` identifies it across captures; a capture never reuses addresses.
 
-    ``index`` is the argument's position (INPUT), or the order among those of its kind. At least a byte lies between any
-    two allocations, so that an address one past the end is nobody else's. ``address`` is where the data begins (of an
-    INPUT, its first element); ``born`` is the number of launches recorded before it.
+    ``index`` is the argument's position (INPUT), or the number among allocations of its kind. At least one byte lies
+    between two allocations, so that an address one past the end belongs to no other one. ``address`` is the start of
+    the data (the first element of an INPUT); ``born`` is the number of launches recorded before it.
     """
 
     kind: AllocationKind
@@ -103,7 +103,7 @@ class Allocation:
 
     @property
     def key(self) -> tuple[AllocationKind, int]:
-        """The name that this allocation has in every capture of the same region."""
+        """Name of this allocation, equal in all captures of a region."""
         return (self.kind, self.index)
 
     def covers(self, address: int) -> bool:
@@ -118,14 +118,14 @@ class LaunchKind(Enum):
     OPERATOR = "operator"
     MEMCPY = "memcpy"
     MEMSET = "memset"
-    EAGER = "eager"  # an operator that each replay calls anew: ``Launch.eager`` says how
-    WHILE = "while"  # runs its body again and again (``nested``)
-    IF = "if"  # runs its first body or the second one, if there is one
+    EAGER = "eager"  # an operator that each replay calls, as in ``Launch.eager``
+    WHILE = "while"  # runs its body repeatedly (``nested``)
+    IF = "if"  # runs its first body, or the second, if there is one
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Bytes that one word's memory is accessed at: from ``start`` (relative to the word's address), ``nbytes`` long."""
+    """Bytes accessed through one word: ``nbytes`` bytes from ``start`` on, relative to the word's address."""
 
     word: int
     start: int
@@ -136,8 +136,8 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes ``start`` to ``end`` (excluded) of an allocation. With a ``period``, of every so many bytes from ``start``
-    on the first ``width`` alone: a slice of channels, where these come last."""
+    """Bytes ``start`` to ``end`` (excluded) of an allocation. With a ``period``, only the first
+    ``width`` of every ``period`` bytes from ``start`` on: a slice of channels, if these come last."""
 
     start: int
     end: int
@@ -146,7 +146,7 @@ class Bytes:
 
     @classmethod
     def of(cls, start: int, size: Sequence[int], stride: Sequence[int], itemsize: int) -> Bytes:
-        """Those of a tensor's elements, whose first is at ``start``."""
+        """Bytes of a tensor's elements, the first of which is at ``start``."""
         if 0 in size:
             return cls(start, start)
         axes = sorted((step, count) for step, count in zip(stride, size, strict=True) if count > 1)
@@ -171,7 +171,7 @@ class Bytes:
         return apart < self.width or apart + other.width > self.period
 
     def covers(self, other: Bytes) -> bool:
-        """True if each byte of ``other`` is surely one of these."""
+        """True if these surely include each byte of ``other``."""
         return not self.period and self.start <= other.start and other.end <= self.end
 
 
@@ -181,9 +181,9 @@ class Access:
 
     Args:
         key: the allocation
-        bytes: those that are accessed, at most
-        writes: they may be written
-        reads: they may be read; if not, each is written
+        bytes: superset of the accessed bytes
+        writes: bytes may be written
+        reads: bytes may be read; if false, each byte is written
     """
 
     key: tuple[AllocationKind, int]
@@ -193,17 +193,17 @@ class Access:
 
 
 class UnownedMemory(Enum):
-    """Where an address lies that is none of a capture's own."""
+    """Kind of memory at an address that no allocation of the capture covers."""
 
-    STAND_IN = "stand-in"  # address space of another capture: mapped as long as the process lives, nothing behind it
-    BLOCK = "block"  # where a piece of memory begins that the device's allocator has in use: a tensor of anybody's
-    WITHIN = "within"  # inside of such a piece
-    OTHER = "other"  # memory that the allocator knows nothing of: a library's, or on the host
+    STAND_IN = "stand-in"  # address space of another capture: mapped for the life of the process, without data
+    BLOCK = "block"  # start of a block that the device's allocator has in use: a tensor of unknown owner
+    WITHIN = "within"  # inside of such a block
+    OTHER = "other"  # memory unknown to the allocator: a library's, or on the host
 
 
 @dataclass(frozen=True, slots=True)
 class UnownedAddress:
-    """Word ``word`` of a launch reads as an address in ``memory`` of nobody's; ``detail`` says which."""
+    """Word ``word`` of a launch reads as an address in ``memory`` without known owner; ``detail`` describes it."""
 
     word: int
     memory: UnownedMemory
@@ -211,17 +211,17 @@ class UnownedAddress:
 
 
 _SHOWN = 3
-"""Lines of the user's that one launch is said to come from; more are counted."""
+"""Maximum number of the user's lines to show for one launch; the rest are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a launch comes from in the user's program.
+    """Origin of a launch in the user's program.
 
     Args:
-        nodes: the operators of the compiled graph that its line runs, by name (one of them, where several are named)
+        nodes: names of the compiled graph's operators that its line runs (one of them, if several are named)
         locs: the user's lines, if known
-        modules: the paths of the modules that they were written in, or whose gradient they compute, if known
+        modules: paths of the modules that contain the operators, or whose gradients they compute, if known
     """
 
     nodes: tuple[str, ...] = ()
@@ -240,7 +240,7 @@ UNKNOWN = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How many threads a kernel is launched with.
+    """Threads and shared memory of a kernel launch.
 
     Args:
         grid: blocks along x, y and z
@@ -257,8 +257,8 @@ class Geometry:
 class Launch:
     """One kernel, operator, copy or fill in the order of capture.
 
-    ``words`` are the parameters' raw words; ``signature`` is all else that decides what the launch does, and must be
-    equal in two captures. ``uses`` is exact where the driver knows it, else None: it may use all that it can reach.
+    ``words`` are the parameters' raw words; ``signature`` is everything else that determines the launch, and must be
+    equal in two captures. ``uses`` is exact if the driver knows it, else None: the launch may use all memory in reach.
     """
 
     index: int
@@ -269,50 +269,50 @@ class Launch:
     uses: tuple[Use, ...] | None = None
     origin: Origin = UNKNOWN
     random: bool = False
-    """Draws from a generator: such launches keep their order among themselves."""
+    """True if it draws from a generator: such launches keep their order among themselves."""
     read_only: frozenset[tuple[AllocationKind, int]] = frozenset()
-    """Allocations that the launch surely does not write, where its uses are unknown."""
+    """Allocations that the launch surely does not write, if its uses are unknown."""
     call: str | None = None
-    """The call that it came from, if known."""
+    """Name of the call that it came from, if known."""
     group: int | None = None
-    """The number of that call among all: a kernel may leave addresses in memory for the next one of its call."""
+    """Number of that call: a kernel may leave addresses in memory for the next kernel of its call."""
     may_access: frozenset[tuple[AllocationKind, int]] | None = None
-    """Where the call is known to use nothing but what it was given and what it allocates: those allocations (it may
-    use fewer). None: it may use anything."""
+    """Allocations to which the call is limited, if it is known to use only its operands and memory that it allocates.
+    None: it may use any memory."""
     nondeterministic: bool = False
-    """Known to come out otherwise each time, with the same operands."""
+    """True if its results are known to vary between runs with equal operands."""
     unowned: tuple[UnownedAddress, ...] = ()
-    """Words that read as addresses of memory that is nobody's: the driver looked each of them up."""
+    """Words that read as addresses of memory without known owner, as looked up by the driver."""
     eager: EagerCall | None = None
-    """How the operator is called, where each replay calls it."""
+    """The eager call, if each replay calls the operator."""
     operands: tuple[Access, ...] | None = None
-    """Accesses of the call that it came from to its arguments, where that call has no other effect but on what it
-    allocates. None: it may do anything."""
+    """Accesses of its call to the call's arguments, if the call affects nothing else but memory that it allocates.
+    None: it may do anything."""
     geometry: Geometry | None = None
-    """Of a device's kernel; None for all that is none."""
+    """Threads and shared memory of a device kernel; None for any other launch."""
     code: Hashable = None
-    """Beside kind and name, all of a kernel that is the same in each launch, at whatever sizes, in any process."""
+    """Identity of a kernel's code besides kind and name: equal for all launches, sizes and processes."""
     bodies: tuple[Any, ...] = ()
-    """Of a loop or a branch: the programs that it runs (``nested``)."""
+    """Programs that a loop or branch runs (``nested``)."""
     in_place: frozenset[tuple[AllocationKind, int]] = frozenset()
-    """Arguments that it reads, and whose bytes may be those of a result: what it needs of a byte, it reads before it
-    writes that."""
+    """Arguments that it reads, and whose memory a result may take: it reads each byte for the last time before it
+    writes that byte."""
 
     @property
     def count(self) -> int:
-        """Launches that it stands for: itself, or those of its bodies."""
+        """Number of launches that it represents: 1, or those of its bodies."""
         return sum(each.count for body in self.bodies for each in body.recording.launches) if self.bodies else 1
 
     @property
     def collective(self) -> bool:
-        """True if it talks to other processes and is not called anew by each replay."""
+        """True if it talks to other processes and is not an eager call."""
         if self.eager is not None:
             return False
         return self.name.partition(".")[0] in COLLECTIVES or any(part in self.name for part in _COLLECTIVE_KERNELS)
 
     @property
     def functional(self) -> bool:
-        """True if it came from a functional collective, all of whose arguments are known."""
+        """True if it came from a functional collective, whose arguments are all known."""
         return self.call is not None and is_functional_collective(self.call)
 
     def may_read(self, word: int) -> bool:
@@ -340,12 +340,12 @@ class TensorLayout:
 
     @classmethod
     def of(cls, tensor: Any) -> TensorLayout:
-        """That of ``tensor``."""
+        """Layout of ``tensor``."""
         return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
 
     @property
     def nbytes(self) -> int:
-        """From the first element to one past the last."""
+        """Bytes from the first element to one past the last."""
         if 0 in self.size:
             return 0
         reach = 1
@@ -356,8 +356,8 @@ class TensorLayout:
 
 @dataclass(frozen=True, slots=True)
 class EagerOperand:
-    """A tensor that an eager call is given: word number i of its launch for operand i. ``argument``: the very object
-    that is passed at this position; -1: none. ``like`` is the tensor itself where its memory is no allocation's."""
+    """A tensor operand of an eager call: operand i is word i of its launch. ``argument``: position of the argument that
+    is this very object; -1: none. ``like`` is the tensor itself if its memory belongs to no allocation."""
 
     layout: TensorLayout
     argument: int = -1
@@ -366,8 +366,8 @@ class EagerOperand:
 
 @dataclass(frozen=True, slots=True)
 class EagerResult:
-    """A tensor that an eager call returns: ``offset`` bytes behind the first element of operand ``operand``, which it
-    is ``itself`` or not; -1: in memory of its own, to which the next word behind those of the operands points."""
+    """A tensor result of an eager call, ``offset`` bytes after the first element of operand ``operand``; ``itself``: it
+    is that operand. Operand -1: memory of its own, to which the next word after those of the operands points."""
 
     layout: TensorLayout
     operand: int = -1
@@ -377,10 +377,10 @@ class EagerResult:
 
 @dataclass(frozen=True, slots=True)
 class EagerCall:
-    """How an operator is called between two segments. ``call`` is the native OperatorCall, without tensors; ``leaves``
-    are the operands that stand in their places. ``returned`` has the place of each of ``results``, by number, in what
-    it returns: nested lists. ``drawn``: how far the launches before it advance the generator. ``group`` is the name of
-    the process group that a collective is sent by."""
+    """A call of an operator between two segments. ``call`` is the native OperatorCall, without tensors; ``leaves`` are
+    the operands in place of these. ``returned`` is the structure of the returned value: nested lists of numbers of
+    ``results``. ``drawn``: how far earlier launches advance the generator. ``group`` is the name of the process group
+    of a collective."""
 
     name: str
     call: Any
@@ -393,11 +393,11 @@ class EagerCall:
 
 
 class OutputKind(Enum):
-    """Where a value that the region returns comes from."""
+    """Source of a value that the region returns."""
 
     ARGUMENT = "argument"  # the very object passed at position ``index``
     VIEW = "view"  # a fresh view of the tensor argument ``index``
-    FRESH = "fresh"  # memory of the POOL allocation ``index``; outputs that name the same one share a storage
+    FRESH = "fresh"  # memory of the POOL allocation ``index``; outputs of one allocation share a storage
     OBJECT = "object"  # ``value`` itself: a tensor of the compiled module, or a Python value fixed by the key
     SAME = "same"  # the very tensor that is returned at the earlier position ``index``
 
@@ -417,10 +417,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """A call of a custom operator written in Python, whose body ran while it was captured.
+    """A call of a custom operator written in Python, whose body ran during the capture.
 
-    ``calls`` are those of ATen that the body made, with all that they were given besides tensors. The launches that
-    they made, ranges of ``explained``, hold no other numbers. ``nodes`` are as a Refusal's.
+    ``calls`` are the ATen calls of the body, with all arguments except tensors. Their launches, the ranges
+    ``explained``, hold no numbers but these arguments. ``nodes`` are as those of a Refusal.
     """
 
     name: str
@@ -434,18 +434,18 @@ class Payload(Protocol):
     """A driver's own handle on a recording."""
 
     def part(self, launches: Sequence[int | None]) -> Payload:
-        """That of a recording of some of the launches, in their order; None stands for one that has bodies."""
+        """Payload of a recording of some of the launches, in their order; None for a launch with bodies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A loop or branch of which each body was captured once, one behind the other.
+    """A loop or branch. Each body was captured once, one after the other.
 
     Args:
         kind: WHILE, or IF
-        decides: address of what decides (``nested``)
-        bounds: the first launch of each body, and the one behind the last body
-        names: those of the bodies
+        decides: address of the deciding bytes (``nested``)
+        bounds: number of the first launch of each body, then of the launch after the last body
+        names: names of the bodies
     """
 
     kind: LaunchKind
@@ -454,7 +454,7 @@ class Nest:
     names: tuple[str, ...]
 
     def moved(self, first: int) -> Nest:
-        """This one, whose first launch is number ``first``."""
+        """This loop or branch, moved so that its first launch is number ``first``."""
         return replace(self, bounds=tuple(bound - self.bounds[0] + first for bound in self.bounds))
 
 
@@ -467,26 +467,26 @@ class Recording:
     outputs: tuple[Output, ...]
     payload: Payload | None = None
     offset_sensitive: frozenset[int] = frozenset()
-    """Arguments whose storage offset was baked into the capture, so that it has to stay the same."""
+    """Arguments whose storage offset was baked into the capture, and must not change."""
     alignment: int = 64
-    """Bytes that every POOL address was a multiple of, so that it has to be one at replay."""
+    """Alignment of POOL addresses in bytes, also required at replay."""
     out_of_range_pointers: bool = False
-    """True if launches may hold addresses outside of the allocation that they belong to (a kernel that begins before
-    its tensor, at padding). Then no two allocations move by the same distance between two captures."""
+    """True if launches may hold addresses outside of the allocation that they belong to (a kernel that starts before
+    its tensor, in padding). Then no two allocations move by the same distance between two captures."""
     scratch: int = 0
-    """An address in the midst of mapped memory that belongs to nobody; 0: there is none."""
+    """An address in the middle of mapped memory without data; 0: none."""
     phases: tuple[int, ...] = ()
-    """The phase of each launch, ascending from 0. All launches of a phase have completed before one of the next starts,
-    while those of one phase may run side by side. Empty: each launch is a phase of its own."""
+    """The phase of each launch, ascending from 0. All launches of a phase have completed before one of the next starts;
+    those of one phase may run in parallel. Empty: each launch is a phase of its own."""
     python: tuple[PythonCall, ...] = ()
-    """The calls of operators written in Python, in order. A replay runs none of their bodies."""
+    """Calls of operators written in Python, in order. Replays do not run their bodies."""
     device: str = "cpu"
-    """The kind of device that it was captured on."""
+    """Type of the device of the capture."""
     nests: tuple[Nest, ...] = ()
-    """Loops and branches whose bodies are among the launches, each one before that around it."""
+    """Loops and branches whose bodies are among the launches; an inner one before the one around it."""
 
     def owner(self, output: Output) -> tuple[AllocationKind, int] | None:
-        """Whose memory an output shows, if that is the region's or an argument's."""
+        """Allocation of an output's memory; None unless it is the region's or an argument's."""
         if output.kind is OutputKind.SAME:
             return self.owner(self.outputs[output.index])
         if output.kind is OutputKind.OBJECT:
@@ -494,8 +494,8 @@ class Recording:
         return (AllocationKind.POOL if output.kind is OutputKind.FRESH else AllocationKind.INPUT, output.index)
 
     def calls(self) -> tuple[range, ...]:
-        """For each launch, those from the first one of its call to the last one, also of calls inside of it. A launch
-        whose call is not known is by itself."""
+        """For each launch, the range from the first to the last launch of its call, including calls inside it. A launch
+        without a known call is a range of its own."""
         found: dict[int, range] = {}
         for launch in self.launches:
             if launch.group is not None:

@@ -1,12 +1,12 @@
-"""New allocations where calls overwrite one whole: they undo Inductor's reuse of buffers.
+"""Renaming of allocations that calls overwrite completely: it undoes Inductor's reuse of buffers.
 
     k0 writes a    k1 reads a    k2 writes a    k3 reads a          k0 ─ k1 ─ k2 ─ k3
     k0 writes a'   k1 reads a'   k2 writes a    k3 reads a          k0 ─ k1   beside   k2 ─ k3
 
-Inductor has a buffer take the place of another one that is not needed any more. Then launches wait for each other that
-have nothing else in common. A call that overwrites all that anybody uses of an allocation, and reads none of it, begins
-another one, to which the words of those before it now point. The allocation itself is that of the last ones, which an
-output may show. Pure functions.
+Inductor lets a buffer reuse the memory of one that is no longer needed. Unrelated launches then wait for each other. A
+call that overwrites all used bytes of an allocation, and reads none of them, starts a new life of that memory: words
+of earlier calls now point to a new allocation. The last calls keep the original allocation, which an output may show.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ POOL = AllocationKind.POOL
 
 
 def rename(recording: Recording, slots: Sequence[Slot]) -> tuple[Recording, tuple[Slot, ...], int]:
-    """``recording`` and ``slots`` with allocations that begin anew, and how many these are. Those that eager calls are
-    given stay whole."""
+    """``recording`` and ``slots`` with renamed allocations, and the number of new allocations. Allocations of operands
+    and results of eager calls are not renamed."""
     sizes = {allocation.index: allocation for allocation in recording.allocations if allocation.kind is POOL}
     calls, kept = recording.calls(), used_by_calls(recording, slots)
     users: dict[int, dict[range, None]] = {}
@@ -45,7 +45,7 @@ def rename(recording: Recording, slots: Sequence[Slot]) -> tuple[Recording, tupl
     moved = {launch for launch, _ in names}
     launches = (_renamed(each, names) if each.index in moved else each for each in recording.launches)
     changed = replace(recording, launches=tuple(launches), allocations=tuple(made))
-    named = [  # few of many, and ``replace`` takes as long as all the rest
+    named = [  # few of many; ``replace`` for all would take as long as everything else
         Slot(slot.launch, slot.word, POOL, names[slot.launch, slot.index], slot.offset)
         if slot.kind is POOL and (slot.launch, slot.index) in names
         else slot
@@ -57,7 +57,7 @@ def rename(recording: Recording, slots: Sequence[Slot]) -> tuple[Recording, tupl
 def _beginnings(
     recording: Recording, words: Mapping[tuple[int, int], Slot], key: _Key, spans: Sequence[range]
 ) -> list[int]:
-    """Which of the calls ``spans`` that use an allocation begin another one, but for the first."""
+    """Numbers of the calls ``spans``, which use an allocation, that start a new life of it; never the first."""
     found = [_accesses(recording, words, key, span) for span in spans]
     if None in found[1:]:
         reach = next(a.nbytes for a in recording.allocations if a.key == key)
@@ -71,7 +71,7 @@ def _beginnings(
         if accesses is None or span.start < stop or any(access.reads for access in accesses):
             continue
         one, other = (recording.launches[each.start].operands for each in (earlier, span))
-        if other is not None and one == other:  # of one call, perhaps, of which these operands are
+        if other is not None and one == other:  # perhaps both of one call, which has these operands
             continue
         if any(access.writes and access.bytes.covers(whole) for access in accesses):
             beginnings.append(number)
@@ -81,7 +81,7 @@ def _beginnings(
 def _accesses(
     recording: Recording, words: Mapping[tuple[int, int], Slot], key: _Key, span: range
 ) -> list[Access] | None:
-    """Accesses of the call of ``span`` to the allocation ``key``; None if they are not known."""
+    """Accesses of the call of ``span`` to the allocation ``key``; None if unknown."""
     launches = recording.launches[span.start : span.stop]
     first = launches[0]
     if len(launches) == 1 and first.uses is not None:
@@ -96,7 +96,7 @@ def _accesses(
 
 
 def _renamed(launch: Launch, names: Mapping[tuple[int, int], int]) -> Launch:
-    """``launch`` with other ``names`` (launch, allocation ▸ allocation) in what it says of memory."""
+    """``launch`` with new ``names`` (launch, allocation ▸ allocation) of the memory that it accesses."""
 
     def name(key: _Key) -> _Key:
         return (key[0], names.get((launch.index, key[1]), key[1])) if key[0] is POOL else key

@@ -1,10 +1,10 @@
-"""The steps of a program: segments of launches, eager calls between them, and the memory that each takes and gives
-back.
+"""The steps of a program: segments of launches, eager calls between them, and the memory that each takes and
+releases.
 
-One graph holds its arguments, outputs and intermediates all at once, where the uncaptured program gives each back
-after its last use. A segment ends before an eager call. Besides, it goes on for as long as it holds no more than the
-uncaptured program does at its peak, and a little; a region that holds little and calls nothing is one segment. Pure
-functions over a Program.
+One graph holds all of its arguments, outputs and intermediates at once, but the uncaptured program releases each
+after its last use. A segment ends before an eager call. It also ends before it would hold notably more memory than the
+peak of the uncaptured program; a region that holds little memory and has no eager calls is one segment. Pure functions
+over a Program.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from pygraph.program.program import EagerStep, GraphSegment, Layout, Program, St
 from pygraph.program.recording import AllocationKind, OutputKind
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
-"""The launches (begin, end) of each step, in order. Eager calls are steps by themselves."""
+"""The launches (begin, end) of each step, in order. Each eager call is a step of its own."""
 
 WORTHWHILE = 32 << 20
-"""Bytes that a cut has to save (32 MiB): below, more launches cost more than the memory is worth."""
+"""Minimum number of bytes that cuts must save (32 MiB): for less memory, more launches are not worth their cost."""
 
 EXCESS = 0.02
-"""Part of the uncaptured program's peak by which segments may exceed it."""
+"""Fraction of the uncaptured program's peak by which segments may exceed it."""
 
 FEWEST_LAUNCHES = 2
-"""Launches that a segment has at least."""
+"""Minimum number of launches in a segment."""
 
 MOST_SEGMENTS = 64
-"""Besides those that eager calls make."""
+"""Maximum number of segments, besides those due to eager calls."""
 
 PIECE = 4 << 20
-"""Bytes of workspace (4 MiB) from which on an intermediate is worth an allocation of its own."""
+"""Minimum size in bytes (4 MiB) of an intermediate that gets an allocation of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Memory for intermediates from step ``born`` to ``died``, both included, each ``offsets[index]`` bytes into it. An
-    intermediate that outlives its step has one of its own; the others of a step share one or more."""
+    """Memory for intermediates from step ``born`` to ``died``, both included, each at byte ``offsets[index]``. An
+    intermediate that outlives its step has a block of its own; the others of a step share one or more blocks."""
 
     nbytes: int
     born: int
@@ -52,10 +52,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``bounds`` are the launches of each step. ``owned`` gives the steps (first, last) that memory with a storage of
-    its own is used in: of outputs, whose last step is the region's, of what eager calls are given, and of what they
-    return. ``dead`` gives the step after which an argument is not needed any more. ``held`` and ``ideal`` are bytes at
-    the peak: of this plan, and of the uncaptured program."""
+    """Steps with their memory. ``bounds`` are the launches of each step. ``owned`` has the steps (first, last) in which
+    memory with a storage of its own is used: outputs, whose last step is that of the region, operands of eager calls,
+    and their results. ``dead`` has the step after which an argument is no longer needed. ``held`` and ``ideal`` are
+    bytes at the peak: of this plan, and of the uncaptured program."""
 
     bounds: Bounds
     blocks: tuple[Block, ...]
@@ -66,8 +66,8 @@ class Plan:
 
 
 def with_steps(program: Program, plan: Plan | None = None) -> Program:
-    """``program`` with the steps of ``plan``, or with few that hold little (``cut``), and what each takes and lets go
-    of."""
+    """``program`` with the steps of ``plan``, by default that of ``cut``, and with the memory that each step takes and
+    releases."""
     plan = cut(program) if plan is None else plan
     recording = program.recording
     outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
@@ -98,7 +98,7 @@ def uncut(program: Program, lives: Sequence[Lifetime]) -> Program:
 
 
 def timeline(program: Program) -> tuple[tuple[str, int, int], ...]:
-    """The name, lane and start of each launch of a program whose launches run in lanes, were all equally long."""
+    """Name, lane and start of each launch of a program in lanes, if all launches took one unit of time; else empty."""
     order, found, start = program.order, list[tuple[str, int, int]](), 0
     if order is None or not order.lanes:
         return ()
@@ -112,28 +112,28 @@ def timeline(program: Program) -> tuple[tuple[str, int, int], ...]:
 
 
 def cut(program: Program, lives: Sequence[Lifetime] | None = None) -> Plan:
-    """Few steps whose peak comes close to the uncaptured program's; as few as there can be, where cuts save too little.
-    A single segment has the program's ``layout``. ``lives`` are its lifetimes, if they are known."""
+    """A plan of few steps with a peak close to that of the uncaptured program; the fewest steps if cuts save too
+    little. A single segment has the program's ``layout``. ``lives`` are its lifetimes, if known."""
     facts = _Facts(program, lives)
     whole = facts.plan(facts.fewest())
     limit = whole.ideal + max(WORTHWHILE, int(EXCESS * whole.ideal))
     if whole.held <= limit:
         return whole
     segmented = facts.plan(facts.greedy(limit))
-    if segmented.held > limit:  # to pack workspaces took more than their sizes tell: aim lower by as much
+    if segmented.held > limit:  # packed workspaces exceed the sum of sizes in use: aim lower by the excess
         lower = facts.plan(facts.greedy(max(whole.ideal, 2 * limit - segmented.held)))
         segmented = min(segmented, lower, key=lambda plan: plan.held)
     return segmented if whole.held - segmented.held >= WORTHWHILE else whole
 
 
 def pieces(layout: Layout, sizes: Mapping[int, int]) -> list[tuple[int, dict[int, int]]]:
-    """``layout`` cut where no intermediate lies across: the bytes of each piece, and what lies where in it. ``sizes``
-    are the intermediates' bytes.
+    """``layout`` cut at bytes that no intermediate spans: for each piece, its size in bytes and the offsets of its
+    intermediates. ``sizes`` are the intermediates' bytes.
 
-    Uncaptured, each intermediate takes what memory torch's allocator has left between tensors. One large workspace
-    fits nowhere there, so that the allocator would hold it besides, though never more is in use at once; nor does a
-    large intermediate with a few bytes more. So what reaches over PIECE bytes and more is a piece as it is, and what
-    is smaller goes together, until it is as large.
+    In uncaptured calls, each intermediate takes free memory that torch's allocator has between tensors. One large
+    workspace fits nowhere there, so the allocator would hold additional memory, though the peak in use is no higher; a
+    large intermediate with a few more bytes does not fit, either. So each range of PIECE bytes or more is a piece of
+    its own, and smaller ones are joined until they are as large.
     """
     edges = [0]
     for begin, end in pairwise(_borders(layout, sizes)):
@@ -149,7 +149,7 @@ def pieces(layout: Layout, sizes: Mapping[int, int]) -> list[tuple[int, dict[int
 
 
 def _borders(layout: Layout, sizes: Mapping[int, int]) -> list[int]:
-    """Where no intermediate of ``layout`` lies across, its begin and end included."""
+    """Bytes of ``layout`` that no intermediate spans, including its start and end."""
     borders, end = [0], 0
     for offset, index in sorted((offset, index) for index, offset in layout.offsets.items() if sizes[index]):
         if offset >= end and offset > borders[-1]:
@@ -161,9 +161,9 @@ def _borders(layout: Layout, sizes: Mapping[int, int]) -> list[int]:
 class _Facts:
     """Memory of a region, and the launches that use it.
 
-    ``lives`` are its intermediates by their first launch; ``arguments`` and ``outputs`` say (first launch, last launch,
+    ``lives`` are its intermediates by their first launch; ``arguments`` and ``outputs`` are (first launch, last launch,
     bytes) of each. ``owned`` maps memory with a storage of its own to its first and last launch, ``dying`` an argument
-    to let go of to its last one. ``calls`` are the eager calls.
+    that may be released to its last launch. ``calls`` are the eager calls.
     """
 
     def __init__(self, program: Program, lives: Sequence[Lifetime] | None = None) -> None:
@@ -192,7 +192,7 @@ class _Facts:
         self.dying = {i: max(used.get((given, i), [0])) for i in arguments if i not in needed | program.held}
         certain = {i: last for i, last in self.dying.items() if i not in program.lent}
         self.arguments = [(0, certain.get(i, end), sizes[given, i]) for i in arguments]
-        # bytes by launch: of arguments that are still needed, of older intermediates, of outputs that were made before
+        # bytes by launch: of arguments still needed, of older intermediates, of outputs made before
         self._given = _sums(self.launches + 1, self.arguments)
         self._older = _sums(self.launches + 1, ((life.first + 1, life.last, life.nbytes) for life in self.lives))
         made = ((first + 1, last + 1 if last == end else last, n) for first, last, n in self.outputs)
@@ -206,8 +206,8 @@ class _Facts:
         return tuple(pairwise(edges)) or ((0, 0),)
 
     def greedy(self, goal: int) -> Bounds:
-        """Segments of which each goes on while it holds no more than ``goal`` bytes, or than its first launches. More
-        bytes, where there would be more than MOST_SEGMENTS."""
+        """Segments, each extended while it holds at most ``goal`` bytes, or as much as its first launches. The goal is
+        raised if there would be more than MOST_SEGMENTS."""
         fewest, cut = self.fewest(), list[tuple[int, int]]()
         for first, last in fewest:
             begin = first
@@ -223,15 +223,15 @@ class _Facts:
         return tuple(cut)
 
     def _needs(self, begin: int, end: int) -> int:
-        """Bytes that are held while the launches from ``begin`` to ``end`` run as one segment among others: what was
-        made before them or outlives them all along, intermediates of their own as these take turns."""
+        """Bytes held while the launches from ``begin`` to ``end`` run as one segment among others: memory that was made
+        before them or outlives them counts for all of it, their own intermediates at the peak of their lifetimes."""
         low, high = (bisect_left(self.lives, launch, key=lambda life: life.first) for launch in (begin, end))
         lives = self.lives[low:high]
         own = _sums(end - begin, ((x.first - begin, x.last - begin, x.nbytes) for x in lives if x.last < end))
         beyond = sum(life.nbytes for life in lives if life.last >= end)
         return self._given[begin] + self._made[end] + self._older[begin] + beyond + max(own)
 
-    # -- what a cut comes to --------------------------------------------------------------------------------------
+    # -- plans ---------------------------------------------------------------------------------------------------
 
     def plan(self, bounds: Bounds) -> Plan:
         """Steps with these ``bounds``."""
@@ -259,7 +259,7 @@ class _Facts:
 
 
 def _sums(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:
-    """For each of ``count`` places, the bytes of all ``spans`` (first, last, bytes) that it lies in."""
+    """For each of ``count`` positions, the bytes of all ``spans`` (first, last, bytes) that contain it."""
     changes = [0] * (count + 1)
     for first, last, nbytes in spans:
         changes[first] += nbytes

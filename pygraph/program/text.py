@@ -20,15 +20,15 @@
       }
     }
 
-An allocation is an argument's (``%arg``), the region's own (``%buf``), or one of the compiled module (``%const``). A
-word of a launch is a number, or an address: ``%buf0+512 reads[512:576]`` points 512 bytes into ``%buf0``, and the
-launch reads 64 bytes there. A range is of bytes of the allocation, all of them if it is left out; one with gaps is
-``[begin:end:period:width]``. A launch has ``unknown_uses`` where nothing but its call's ``operands`` is known, or
-nothing at all. A loop or branch is followed by its bodies: ``body``, and a program.
+An allocation belongs to an argument (``%arg``), the region (``%buf``), or the compiled module (``%const``). A word of a
+launch is a number or an address: ``%buf0+512 reads[512:576]`` points 512 bytes into ``%buf0``, and the launch reads 64
+bytes there. A range counts bytes of the allocation, by default all of them; one with gaps is
+``[begin:end:period:width]``. A launch has ``unknown_uses`` if at most the ``operands`` of its call are known. A loop or
+branch is followed by its bodies, each ``body`` and a program.
 
-Addresses and handles of the process are left out: of signatures, the text says which are equal; of Python objects, it
-has the type. So is what a driver keeps (``payload``) and what only discovery looks at. A parsed program can be verified
-and passes run over it, but no driver replays it.
+Addresses and handles of the process are left out: signatures are numbers, equal for equal ones, and Python objects are
+their types. Data of drivers (``payload``), and data only for discovery, are left out, too. A parsed program can be
+verified and processed by passes, but no driver replays it.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ _LAUNCHES = {kind.value: kind for kind in LaunchKind}
 _OUTPUTS = {kind.value: kind for kind in OutputKind}
 
 _BASE, _CONSTANTS = 1 << 70, 1 << 80
-"""Where memory of a parsed program begins, and its constants: none of the numbers that a word may hold."""
+"""Start of the memory of a parsed program, and of its constants: larger than any number in a word."""
 
 _GAP, _APART = 4096, 1 << 60
-"""Bytes between two allocations of a parsed program, and between two constants, which others may lie around."""
+"""Bytes between two allocations of a parsed program; distance of two constants, around which others may lie."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Placeholder:
-    """Stands for an object that has no text of its own, or for a torch.dtype."""
+    """Placeholder for an object without a text form, or for a torch.dtype."""
 
     text: str
 
@@ -94,7 +94,7 @@ class _Placeholder:
 
     @property
     def itemsize(self) -> int:
-        """Of a dtype: bytes of an element."""
+        """Bytes of an element, for a dtype."""
         bits = re.search(r"\d+", self.text)
         return max(1, int(bits[0]) // 8) if bits else 1
 
@@ -108,7 +108,7 @@ def print_program(program: Program) -> str:
 
 
 class _Printer:
-    """Knows what each word of a program is."""
+    """Prints a program, with the meaning of each of its words."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -179,7 +179,7 @@ class _Printer:
         return "".join([text, *(f"\nbody {body}" for body in bodies)]).replace("\n", "\n    ")
 
     def word(self, launch: Launch, word: int) -> str:
-        """Word ``word``, and how it is used."""
+        """Word ``word`` with its uses."""
         place, value = (launch.index, word), launch.words[word]
         slot, inert, constant = self.slots.get(place), self.inert.get(place), self.constants.at(value)
         start, whole = 0, -1
@@ -202,7 +202,7 @@ class _Printer:
 
 
 class _Constants:
-    """The constants of a program by address. Some may be views of others."""
+    """Constants of a program, by address. Some may be views of others."""
 
     def __init__(self, allocations: Iterable[Allocation]) -> None:
         found = [a for a in allocations if a.kind is AllocationKind.CONSTANT and a.address]
@@ -210,7 +210,7 @@ class _Constants:
         self.starts = [each.address for each in self.sorted]
         self.ends = list(accumulate((each.address + max(each.nbytes, 1) for each in self.sorted), max))
         self.anchors: dict[_Key, Allocation] = {}
-        """The first one, in the order of the program, of those that share bytes, also by way of others."""
+        """For each constant, the first one, in program order, that shares bytes with it, directly or through others."""
         place = {each.key: number for number, each in enumerate(found)}
         borders = [0, *(i for i, end in enumerate(self.ends[:-1], 1) if self.starts[i] >= end), len(self.sorted)]
         for begin, end in pairwise(borders):
@@ -219,7 +219,7 @@ class _Constants:
             self.anchors.update({each.key: first for each in together if first is not None})
 
     def at(self, address: int) -> Allocation | None:
-        """One that ``address`` lies in."""
+        """A constant that contains ``address``, or None."""
         at = bisect_right(self.starts, address) - 1
         while at >= 0 and address < self.ends[at]:
             if self.sorted[at].covers(address):
@@ -228,7 +228,7 @@ class _Constants:
         return None
 
     def within(self, constant: Allocation) -> str:
-        """Where ``constant`` lies, if it shares bytes with an earlier one."""
+        """Text for the place of ``constant`` relative to an earlier one that shares bytes, if there is one."""
         anchor = self.anchors.get(constant.key, constant)
         return "" if anchor is constant else f" @ {name_of(anchor.key)}{constant.address - anchor.address:+}"
 
@@ -238,7 +238,7 @@ def _place(key: _Key, offset: int) -> str:
 
 
 def _range(there: Bytes, whole: int) -> str:
-    """The bytes of an allocation of ``whole`` bytes."""
+    """Text for bytes of an allocation of ``whole`` bytes; empty for all of them."""
     if there == Bytes(0, whole):
         return ""
     return f"[{there.start}:{there.end}" + (f":{there.period}:{there.width}" if there.period else "") + "]"
@@ -345,7 +345,7 @@ def parse_program(text: str, source: str = "<text>") -> Program:
 
 
 class _Parser(Reader):
-    """Each method reads what it is named after. Allocations are placed as they are read, and words with them."""
+    """Each method reads the element that it is named after. Allocations and words get addresses as they are read."""
 
     pattern = _TOKENS
     names: ClassVar = {"int": "a number", "value": "'%name'", "symbol": "'@name'"}
@@ -373,7 +373,7 @@ class _Parser(Reader):
         return tuple(self.items(item, "[]"))
 
     def facts(self, known: Mapping[str, Callable[[], Any] | None], what: str) -> dict[str, Any]:
-        """``{name = value, flag}``, if there are braces; ``known`` reads the value of each name, None of a flag."""
+        """Facts in braces, if any: ``{name = value, flag}``. ``known`` has a reader for each name, None for a flag."""
         found: dict[str, Any] = {}
 
         def fact() -> None:
@@ -391,7 +391,7 @@ class _Parser(Reader):
         return found
 
     def key(self) -> _Key:
-        """An allocation that was declared."""
+        """Key of a declared allocation."""
         lexeme = self.kind("value")
         key = self.key_of(lexeme)
         if key not in self.allocations:
@@ -419,7 +419,7 @@ class _Parser(Reader):
         return self.integer() if self.next.text == "-" else 0
 
     def byte_range(self, whole: Bytes | None) -> Bytes:
-        """``[begin:end]``, or with a period and a width; ``whole`` without it."""
+        """``[begin:end]`` or ``[begin:end:period:width]``; by default ``whole``."""
         if whole is not None and self.next.text != "[":
             return whole
         self.expect("[")
@@ -560,7 +560,7 @@ class _Parser(Reader):
         )
 
     def body(self) -> Program:
-        """A program within this one, of which it knows nothing."""
+        """A program within this one, parsed independently."""
         inner = _Parser(self.text, self.source)
         inner.depth, inner.next = self.depth + 1, self.next
         if inner.depth > MAX_DEPTH:

@@ -1,24 +1,24 @@
-"""Proves that a launch program may be replayed, from the program alone: before anything is instantiated, after a pass.
+"""Proves that a launch program may be replayed, using only the program: before it is instantiated, and after passes.
 
-    numbers   launches, phases and allocations are numbered, and named where they exist
-    words     each word has one owner, points to where it did when captured, and no address is left behind
-    uses      what a launch is known to use lies inside of the allocation
-    bodies    what a loop or branch launches keeps all rules, and uses nothing that its launch does not say
+    numbers   launches, phases and allocations are numbered correctly, and every name exists
+    words     each word has at most one owner, its slot matches the captured address, and no address lacks a slot
+    uses      known uses of a launch lie inside of the allocation
+    bodies    bodies of loops and branches keep all rules, and use only memory that their launch declares
     calls     operands and results of eager calls have memory of the right kind, and lie inside of it
-    outputs   what is returned exists, and lies inside of its memory
-    steps     each launch is part of one step, in order; eager calls are steps by themselves
-    order     a launch waits for earlier ones; launches of a lane wait for each other
-    waits     of two launches that use the same memory, one of them to write it, the later waits for the earlier
+    outputs   outputs exist, and lie inside of their memory
+    steps     each launch is part of one step, in order; each eager call is a step of its own
+    order     a launch waits only for earlier ones; launches of a lane wait for each other
+    waits     if two launches use the same memory, and one writes it, the later waits for the earlier
     renamed   allocations that were one when captured follow each other, and each is written before it is read
-    layout    intermediates lie in the workspace, and share bytes only if one is done with before the other begins
-    memory    what a step uses was taken by then, and is let go of later; blocks are shared as the workspace is
+    layout    intermediates lie in the workspace, and share bytes only if one is finished before the other begins
+    memory    memory of a step is taken by then, and released later; blocks follow the rules of the workspace
 
-Nothing here trusts what planned the program (``layout``, ``steps``, ``Order.before``): each rule reads launches, slots
-and edges. The first rule that is broken raises a ProgramError that names it, the launch and the allocation::
+No rule trusts the planners of the program (``layout``, ``steps``, ``Order.before``): each reads launches, slots and
+edges. The first broken rule raises a ProgramError with its name, the launch and the allocation::
 
     words: l7 (triton_relu) has a word 2 that is an address without a slot: of %buf3
 
-A pass may give words of an allocation to another one that it adds, whose captured ``address`` is then the same.
+A pass may move words of an allocation to a new one, which must have an equal captured ``address``.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ _Key = tuple[AllocationKind, int]
 INPUT, POOL, CONSTANT = AllocationKind.INPUT, AllocationKind.POOL, AllocationKind.CONSTANT
 
 Violation: TypeAlias = tuple[Launch | None, str]
-"""The launch concerned, if it is one, and what is wrong."""
+"""The launch concerned, or None, and a description of the defect."""
 
 
 def verify(program: Program) -> None:
-    """Raise ProgramError unless every rule holds of ``program``."""
+    """Raise ProgramError unless every rule holds for ``program``."""
     facts = _Facts(program)
     for name, rule in _RULES.items():
         _raise_first(name, rule(facts))
 
 
 def verify_edges(program: Program, edges: Collection[tuple[int, int]], gone: Collection[int] = ()) -> None:
-    """Raise ProgramError (``waits``) unless ``edges`` (earlier, later), which a driver has made of the order, order
-    what uses the same memory, by where that lies in a replay. Launches that are ``gone`` use nothing."""
+    """Raise ProgramError (``waits``) unless ``edges`` (earlier, later), which a driver made from the order, order
+    launches that use the same memory, by its place in a replay. Launches that are ``gone`` use nothing."""
     waited: list[set[int]] = [set() for _ in program.recording.launches]
     for earlier, later in edges:
         waited[later].add(earlier)
@@ -78,14 +78,14 @@ def _raise_first(rule: str, violations: Iterable[Violation]) -> None:
 
 
 class _Life(NamedTuple):
-    """How long an allocation is in use.
+    """Lifetime of an allocation.
 
     Args:
-        first: its first launch. A kernel may leave addresses in memory for the next one of its call, so that all
-            launches of a call use what one does
-        last: its last launch
-        launches: the bits of all of them
-        done: the bits of launches that have completed before any of them starts
+        first: first launch that uses it. A kernel may leave addresses in memory for the next one of its call, so all
+            launches of a call use the allocations of each
+        last: last launch that uses it
+        launches: bits of all launches that use it
+        done: bits of launches that have completed before any of these starts
     """
 
     first: int
@@ -95,7 +95,7 @@ class _Life(NamedTuple):
 
 
 class _Facts:
-    """A program, and what rules ask of it. Each rule may rely on those before it."""
+    """A program, and derived data for the rules. Each rule may rely on the rules before it."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.recording = program, program.recording
@@ -104,11 +104,11 @@ class _Facts:
         self.slots = {(slot.launch, slot.word): slot for slot in program.slots}
         self.outputs = {o.index for o in self.recording.outputs if o.kind is OutputKind.FRESH}
         self._apart: list[Mapping[int, int]] = []
-        """Places at which no intermediate has bytes of one that may be in use."""
+        """Placements already checked by ``clobbered``, without a violation."""
 
     @cached_property
     def lives(self) -> dict[_Key, _Life]:
-        """How long each allocation is in use."""
+        """Lifetime of each allocation."""
         users: dict[_Key, set[int]] = {}
         calls = self.recording.calls()
         for slot in self.program.slots:
@@ -121,8 +121,8 @@ class _Facts:
 
     @cached_property
     def before(self) -> list[int]:
-        """By launch, the bits of those that have completed before it starts: of earlier steps, and in its own step by
-        the order's edges, or by phase."""
+        """By launch, the bits of those that have completed before it starts: all of earlier steps, and in its own step
+        by the order's edges, or by phase."""
         order, phases, count = self.program.order, self.recording.phases, len(self.launches)
         if order is not None:
             found = list(Order.of([set(waited) for waited in order.edges]).before)
@@ -134,7 +134,7 @@ class _Facts:
         return found
 
     def misplaced(self, what: str, nbytes: int, places: Mapping[int, int]) -> Iterator[Violation]:
-        """Of intermediates at ``places`` in ``nbytes`` bytes, those that do not lie inside, as aligned as captured."""
+        """Intermediates at ``places`` in ``nbytes`` bytes that do not lie inside, or are not aligned as captured."""
         for index, offset in places.items():
             key = POOL, index
             allocation = self.allocations.get(key)
@@ -143,12 +143,12 @@ class _Facts:
                 yield None, f"{name_of(key)} is at byte {offset} of {nbytes} of {what}"
 
     def clobbered(self, places: Mapping[int, int]) -> Iterator[Violation]:
-        """Of intermediates at these ``places``, in bytes, those whose launches do not all start after those of the last
-        one that had some of the bytes."""
+        """Intermediates at these ``places``, in bytes, whose launches do not all start after those of the intermediate
+        that had some of the bytes before."""
         if places in self._apart:  # a workspace that is one block
             return
         lives = {index: self.lives[POOL, index] for index in places if (POOL, index) in self.lives}
-        taken: list[tuple[int, int, int]] = []  # bytes (begin, end), and who had them last
+        taken: list[tuple[int, int, int]] = []  # bytes (begin, end), and their last owner
         right_so_far = True
         for index in sorted(lives, key=lambda index: lives[index].first):
             life, begin = lives[index], places[index]
@@ -235,7 +235,7 @@ def _wrong(facts: _Facts, launch: Launch, slot: Slot) -> str:
 
 
 def stray_uses(recording: Recording, slots: Sequence[Slot]) -> Iterator[tuple[Launch, str]]:
-    """The known uses that leave their allocation, by launch."""
+    """Known uses that reach beyond their allocation, by launch."""
     known = [launch for launch in recording.launches if launch.uses]
     sizes = {allocation.key: allocation.nbytes for allocation in recording.allocations}
     owners = {(slot.launch, slot.word): slot for slot in slots} if known else {}
@@ -257,7 +257,7 @@ def _uses(facts: _Facts) -> Iterator[Violation]:
 # -- loops and branches ------------------------------------------------------------------------------------------------
 
 _BODIES = {LaunchKind.WHILE: (1,), LaunchKind.IF: (1, 2)}
-"""How many bodies a launch has, by kind."""
+"""Numbers of bodies that a launch may have, by kind."""
 
 
 def _bodies(facts: _Facts) -> Iterator[Violation]:
@@ -366,12 +366,12 @@ def _calls(facts: _Facts) -> Iterator[Violation]:
 
 
 def _outside(numbers: Iterable[int], count: int) -> int | None:
-    """The first of ``numbers`` that is none of ``count`` things."""
+    """The first of ``numbers`` outside of ``range(count)``, or None."""
     return next((number for number in numbers if number not in range(count)), None)
 
 
 def _places_in(returned: Any) -> Iterator[int]:
-    """The numbers of results in what a call returns."""
+    """Numbers of results in the returned structure of a call."""
     if isinstance(returned, (list, tuple)):
         for each in returned:
             yield from _places_in(each)
@@ -431,8 +431,8 @@ def _waits(facts: _Facts) -> Iterator[Violation]:
 def _unordered(
     program: Program, before: Sequence[int], places: _Places | None = None, gone: Collection[int] = ()
 ) -> Iterator[Violation]:
-    """Launches of a step that do not wait for one of those that they depend on. With ``places``, intermediates that
-    share bytes are the same memory; without, that is for the rules of memory to say."""
+    """Launches of a step that do not wait for one on which they depend. With ``places``, intermediates that share bytes
+    are the same memory; without, the rules on memory check these."""
     accesses = list(accesses_of(program.recording, program.slots))
     for number, (begin, end) in enumerate([(step.begin, step.end) for step in program.steps]):
         table: Waits[Hashable] = Waits()
@@ -447,11 +447,11 @@ def _unordered(
 
 
 _Places: TypeAlias = Mapping[int, Sequence[tuple[int, int, Hashable, int]]]
-"""Where intermediates lie: for each, the steps (first, last) in which it is at a byte of a block."""
+"""Places of intermediates: for each, (first step, last step, block, byte in the block)."""
 
 
 def _places(program: Program) -> _Places:
-    """Where the intermediates of ``program`` lie."""
+    """Places of the intermediates of ``program``."""
     found: dict[int, list[tuple[int, int, Hashable, int]]] = {}
     for number, step in enumerate(program.steps):
         for block, (_, died, offsets) in enumerate(step.blocks):
@@ -461,7 +461,7 @@ def _places(program: Program) -> _Places:
 
 
 def _moved(places: _Places, step: int, access: Access) -> tuple[Hashable, Bytes, bool]:
-    """The memory that ``access`` is to in step number ``step``, the bytes of it, and whether they are written."""
+    """Memory, bytes and writing of ``access`` in step number ``step``, with intermediates at their ``places``."""
     kind, index = access.key
     if kind is POOL:
         for first, last, block, offset in places.get(index, ()):
@@ -534,7 +534,7 @@ def _memory(facts: _Facts) -> Iterator[Violation]:
     program, steps, end = facts.program, facts.program.steps, len(facts.program.steps) - 1
     where = [number for number, step in enumerate(steps) for _ in range(step.begin, step.end)]
     held: dict[int, tuple[int, int]] = {}  # the first and last step in which an intermediate has memory
-    owned: dict[int, int] = {}  # by which step's memory it is, of what has its own
+    owned: dict[int, int] = {}  # the step that allocates memory of its own, by allocation
     for slot in program.slots:
         call = facts.launches[slot.launch].eager
         if call is not None and slot.kind is POOL and slot.word >= len(call.operands):
@@ -600,4 +600,4 @@ _RULES: dict[str, Callable[[_Facts], Iterator[Violation]]] = {
     "layout": _layout,
     "memory": _memory,
 }
-"""In this order: each may rely on those before it."""
+"""Rules in the order of their checks: each may rely on those before it."""

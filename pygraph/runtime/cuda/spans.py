@@ -614,7 +614,7 @@ def _refuse_host(func: Any, value: Any) -> None:
 
 
 class _Kernel:
-    """Stand-in for a Triton kernel of Inductor's code during its capture."""
+    """Wrapper of a Triton kernel of Inductor's code, during its capture."""
 
     def __init__(self, observer: Observer, kernel: Any, nondeterministic: bool) -> None:
         self._observer, self._kernel, self._nondeterministic = observer, kernel, nondeterministic
