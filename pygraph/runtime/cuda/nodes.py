@@ -3,7 +3,7 @@
 A class reads a node as a launch: its parameter words, which may be addresses, the memory that they use, and everything
 that must not change. It prepares the node for patching, and names the struct that patches it::
 
-    cuGraphKernelNodeGetParams ─ KernelNode.read ─ Launch(words, uses) ─ slots ─ KernelNode.add ─ struct KernelNode
+    cuGraphKernelNodeGetParams ─ KernelNode.read ─ Launch(words, uses) ─ slots ─ KernelNode.native ─ struct KernelNode
 
 A new kind is a class here, a struct in ``nodes.h``, its functions in ``driver_api.h``, and a ``LaunchKind``.
 
