@@ -1,8 +1,8 @@
 """Effects of eager calls in the run that answers a call, repeated in the runs compared with it.
 
-An operator that is called by each replay may count, draw or talk to other processes: a comparison never calls it once
-more. Its results, and what it wrote, are copied in the run that answers the call, and copied into every other run. What
-it is given there is held against what it was given in the first one.
+An operator that each replay calls may count, draw or talk to other processes: a comparison never calls it again. Its
+results, and the arguments that it wrote, are copied in the run that answers the call, and copied into every other run.
+Its operands there are compared with those in the answering run.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from pygraph.runtime.tensors import digests, span
 
 
 def in_flight(program: Program) -> tuple[frozenset[tuple[AllocationKind, int]], frozenset[int]]:
-    """Memory that a collective may still fill when ``program`` ends, and arguments that one from before may fill while
-    it runs."""
+    """Memory that a collective may still fill when ``program`` ends, and arguments that an earlier collective may still
+    fill while it runs."""
     places: dict[int, list[Slot]] = {}
     for slot in program.slots:
         places.setdefault(slot.launch, []).append(slot)
@@ -51,8 +51,8 @@ def in_flight(program: Program) -> tuple[frozenset[tuple[AllocationKind, int]], 
 
 
 def _unset(program: Program) -> frozenset[tuple[int, int]]:
-    """Operands (launch, word) that an eager call may write, in memory of the region that no launch before it may have
-    written: results that it is given to fill. They hold anything."""
+    """Operands (launch, word) that an eager call may write, in memory of the region that no earlier launch may have
+    written: uninitialised results for it to fill. They may hold anything."""
     launches = program.recording.launches
     written: dict[tuple[AllocationKind, int], list[tuple[int, float, float]]] = {}
     for slot in program.slots:
@@ -75,7 +75,7 @@ def _unset(program: Program) -> frozenset[tuple[int, int]]:
 
 
 def _view_of(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> EagerResult | None:
-    """How to make ``result`` of the operand that it is in the memory of, if it is in any's."""
+    """How to make ``result`` from the operand in whose memory it lies, if it lies in any's."""
     for operand, base in enumerate(tensors):
         same = base.untyped_storage()._cdata == result.untyped_storage()._cdata
         if same and base.dtype == result.dtype and result.numel():
@@ -85,7 +85,7 @@ def _view_of(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> EagerResu
 
 
 def _made_of(told: EagerResult, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A result that is in the memory of an operand."""
+    """A result that lies in the memory of an operand."""
     base = tensors[told.operand]
     start = base.storage_offset() + told.offset // base.element_size()
     return base if told.itself else base.as_strided(told.layout.size, told.layout.stride, start)
@@ -93,8 +93,8 @@ def _made_of(told: EagerResult, tensors: Sequence[torch.Tensor]) -> torch.Tensor
 
 @dataclass(slots=True)
 class _Answer:
-    """Effects of one call: copies of what it ``wrote``, by operand, and of its ``results`` in memory of their own, or
-    how to make them from the operands whose memory they use. ``state``: the random state that it left, if it drew."""
+    """Effects of one call. ``wrote``: copies of written arguments, by operand. ``results``: copies of results in memory
+    of their own, or how to make them from operands. ``state``: random state that it left, if it drew."""
 
     wrote: Mapping[int, torch.Tensor]
     results: list[torch.Tensor | EagerResult]
@@ -103,8 +103,8 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An operand of an eager call of one run: its name, whose memory it is, its fingerprint (none where it may hold
-    anything), and a copy where bits may not tell."""
+    """An operand of an eager call of one run: its name, the owner of its memory, its fingerprint (empty if it may hold
+    anything), and a copy if bits may not decide."""
 
     name: str
     owner: tuple[AllocationKind, int]
@@ -113,8 +113,8 @@ class Given:
 
 
 class Answers:
-    """The eager calls of ``program``, in one comparison. ``given`` are the operands of the latest run, ``answered`` of
-    the one that answers the call."""
+    """The eager calls of ``program``, in one comparison. ``given``: operands in the latest run. ``answered``: operands
+    in the run that answers the call."""
 
     def __init__(self, program: Program, generator: torch.Generator | None) -> None:
         self._calls: list[tuple[Launch, EagerCall]] = [(c, c.eager) for c in program.calls if c.eager is not None]
@@ -124,16 +124,16 @@ class Answers:
         self._loosely = any(launch.nondeterministic for launch in program.recording.launches)
         self._answers: list[_Answer] = []
         self._number = -1
-        """Of the call that a run is at."""
+        """Number of the eager call at which a run is."""
         self._scratch: ScratchPool = contextlib.nullcontext
         self.given: list[Given] = []
         self.answered: list[Given] = []
         self.failure: Exception | None = None
-        """Why what operators did in the answering run could not be kept: nothing can be compared with that run."""
+        """Reason why effects of the answering run could not be kept, if so: nothing can be compared with that run."""
 
     @contextlib.contextmanager
     def answering(self, scratch: ScratchPool) -> Iterator[None]:
-        """An uncaptured run whose operators are called; what they do is kept in ``scratch`` memory."""
+        """An uncaptured run whose operators are called; their effects are kept in ``scratch`` memory."""
         self._begin()
         self._scratch, self._answers, self.answered = scratch, [], self.given
         try:
@@ -144,7 +144,7 @@ class Answers:
 
     @contextlib.contextmanager
     def repeating(self) -> Iterator[None]:
-        """An uncaptured run that calls none of them: each gives what it gave before."""
+        """An uncaptured run that calls none of the operators: their effects are repeated."""
         self._begin()
         with _Mode(self, answering=False):
             yield
@@ -162,7 +162,7 @@ class Answers:
         self._answers, self.given, self.answered = [], [], []
 
     def awaits(self, name: str) -> bool:
-        """True if the next eager call is of ``name``."""
+        """True if the next eager call is one of the operator ``name``."""
         following = self._number + 1
         known = self.failure is None and following < len(self._calls)
         return known and self._calls[following][1].name == name
@@ -170,7 +170,7 @@ class Answers:
     # -- one call -----------------------------------------------------------------------------------------------------
 
     def called(self, tensors: Sequence[torch.Tensor], run: Callable[[], Any]) -> Any:
-        """Call the next operator, and keep what it does. What is raised by that is the ``failure``: the run goes on."""
+        """Call the next operator, and keep its effects. If keeping them fails, ``failure`` is set; the run goes on."""
         self._try(lambda: self._next(tensors))
         written = [] if self.failure else self._written(tensors)
         before, places = self._state(), [tensors[word].data_ptr() for word in written]
@@ -189,8 +189,8 @@ class Answers:
                 self.failure = error
 
     def _next(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The next call is about to be made with ``tensors``: what they hold. Raises CaptureError if they are fewer
-        than were captured, as two of them are one."""
+        """Note the contents of ``tensors``, with which the next call is about to be made. Raises CaptureError if they
+        are fewer than were captured, since two of them are one."""
         self._number += 1
         launch, call = self._calls[self._number]
         if len(tensors) != len(call.operands):
@@ -210,8 +210,8 @@ class Answers:
             self.given.append(Given(f"operand {word} of {call.name}", owner, content, value))
 
     def _keep(self, tensors: Sequence[torch.Tensor], results: Sequence[Any], before: torch.Tensor | None) -> None:
-        """The call was made: what it did. ``before`` is the random state before it. Raises CaptureError if it returned
-        something else than was captured."""
+        """Keep the effects of the call that was made. ``before``: random state before it. Raises CaptureError if it
+        returned something else than was captured."""
         _, call = self._calls[self._number]
         if not _as_told(call, tensors, results):
             kinds = ", ".join(type(result).__name__ for result in results)
@@ -238,7 +238,7 @@ class Answers:
         ]
 
     def _repeat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Do with ``tensors`` what the next call did, and return its results."""
+        """Repeat the effects of the next call on ``tensors``, and return its results."""
         self._next(tensors)
         answer = self._answers[self._number]
         for word, value in answer.wrote.items():
@@ -287,8 +287,8 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Mode(TorchDispatchMode):
-    """Sees the operators of an uncaptured run: the eager calls come in the order of the program. ``answering``: they
-    are made."""
+    """Sees the operators of an uncaptured run, with eager calls in the order of the program. ``answering``: these are
+    made, not repeated."""
 
     supports_higher_order_operators = True
 

@@ -1,7 +1,7 @@
-"""Captures that the user asks for ahead of real calls, by ``pygraph.prepare``, on one thread.
+"""Captures that the user requests before real calls, by ``pygraph.prepare``, on one thread.
 
-A region captures there at the second call of its first size, and at the first call of each further one, whatever its
-ledger says; and it tells of each call that it did not merely replay.
+On that thread, a region captures at the second call of its first size, and at the first call of each further size,
+whatever its ledger says. It notes each call that was more than a replay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def asking() -> Iterator[list[Met]]:
-    """Regions capture what this thread calls. Yields the list of what they meet."""
+    """Within the block, regions that this thread calls capture. Yields the list of variants or refusals they meet."""
     before, _here.met = _here.met, []
     try:
         yield _here.met
@@ -41,6 +41,6 @@ def is_asked() -> bool:
 
 
 def note(met: Met) -> None:
-    """A region did not merely replay a call."""
+    """Note a call that a region did not merely replay."""
     if _here.met is not None:
         _here.met.append(met)

@@ -1,5 +1,5 @@
-"""One call of an operator: its arguments in the order of its schema, what it returns without running anything, and what
-tells it from another call.
+"""One call of an operator: its arguments in the order of its schema, its results without running anything, and its
+comparison with other calls.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pygraph.errors import CaptureError
 from pygraph.program.recording import is_written
 
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None))
-"""Types of arguments whose ``repr`` is equal only for those that make an operator do the same."""
+"""Types of arguments whose ``repr`` is equal only for arguments that make an operator do the same."""
 
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One operator with its arguments in the order of its schema, defaults filled in. It is looked at many times."""
+    """One operator with its arguments in the order of its schema, defaults filled in. Caches operands and tensors."""
 
     op: OpOverload
     args: tuple[Any, ...]
@@ -51,7 +51,7 @@ class OperatorCall:
         return found + [(each, self.kwargs.get(name, default)) for each, name, default in declared[len(args) :]]
 
     def value(self, position: int, argument: Any) -> Any:
-        """That of ``argument``, which is at ``position`` of the schema."""
+        """Value of ``argument``, which is at ``position`` of the schema."""
         if position < len(self.args):
             return self.args[position]
         return self.kwargs[argument.name] if argument.name in self.kwargs else _default(argument)
@@ -65,7 +65,7 @@ class OperatorCall:
         return [t for _, value in self._operands for t in tensors_in(value)]
 
     def written(self) -> set[int]:
-        """The ``id`` of each tensor argument that it may write."""
+        """The ``id`` of each tensor argument that the call may write."""
         written = (value for argument, value in self.operands() if is_written(self.op._schema, argument))
         return {id(t) for value in written for t in tensors_in(value)}
 
@@ -75,20 +75,20 @@ class OperatorCall:
         return text_of(self.op)
 
     def signature(self, opaque: Callable[[torch.Tensor], str | None] = lambda _: None) -> Hashable:
-        """A hashable that is equal for calls that do the same. ``opaque`` names a tensor that has no addresses. Raises
+        """A hashable that is equal for calls that do the same. ``opaque`` names a tensor that has no address. Raises
         CaptureError (``unsupported-argument``) for an object that cannot be compared."""
         return (self.text, _describe([value for _, value in self.operands()], {}, opaque))
 
 
 @lru_cache(maxsize=1024)
 def text_of(op: Any) -> str:
-    """The name of an operator with its overload, which torch puts together whenever it is asked."""
+    """The name of an operator with its overload. Cached, since torch makes it anew each time."""
     return str(op)
 
 
 @lru_cache(maxsize=1024)
 def _declared(op: OpOverload) -> tuple[tuple[Any, str, Any], ...]:
-    """The arguments of an operator's schema, which torch makes anew whenever it is asked, their names and defaults."""
+    """The arguments of an operator's schema, with names and defaults. Cached, since torch makes them anew each time."""
     return tuple((each, each.name, _default(each)) for each in op._schema.arguments)
 
 
@@ -98,7 +98,7 @@ def _default(argument: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def takes(op: OpOverload, kind: str) -> bool:
-    """True if the schema of ``op`` declares anything of a type that is named ``kind``."""
+    """True if the text of the schema of ``op`` contains the type name ``kind``."""
     return kind in str(op._schema)
 
 
@@ -112,7 +112,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def tensors_in(value: Any) -> Sequence[torch.Tensor]:
-    """The tensors in nested lists and tuples, in order; or the one that ``value`` is, as nearly always."""
+    """The tensors in nested lists and tuples, in order; or ``value`` itself if it is a tensor, as nearly always."""
     if isinstance(value, torch.Tensor):
         return (value,)
     nested = isinstance(value, (list, tuple))
@@ -120,24 +120,23 @@ def tensors_in(value: Any) -> Sequence[torch.Tensor]:
 
 
 _RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_grad_"})
-"""Operators that change storages behind their schema's back."""
+"""Operators that change storages without declaring it in their schema."""
 
 
 _OF_A_LIBRARY = frozenset({"aten::mkldnn_rnn_layer_backward"})
-"""Operators that read a workspace as a library has filled it, of a size that the library decides. On any other contents
-they crash."""
+"""Operators that read a workspace filled by a library, which also decides its size. They crash on other contents."""
 
 _INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 
 
 @lru_cache(maxsize=1024)
 def _may_be_sized_by_data(op: OpOverload) -> bool:
-    """True if the contents of arguments decide how much some calls of an operator return."""
+    """True if the contents of arguments decide the result sizes of some calls of an operator."""
     return torch.Tag.dynamic_output_shape in op.tags
 
 
 def _is_sized_by_data(call: OperatorCall) -> bool:
-    """True if the contents of arguments decide how much ``call`` returns: of a mask among indices, not of positions."""
+    """True if the contents of arguments decide the result sizes of ``call``; of indices, only those of masks do."""
     if not _may_be_sized_by_data(call.op):
         return False
     given = {argument.name: value for argument, value in call.operands()}
@@ -149,7 +148,7 @@ def _is_sized_by_data(call: OperatorCall) -> bool:
 
 @lru_cache(maxsize=1024)
 def _never_captured(op: OpOverload) -> str | None:
-    """Why no call of an operator is captured, if so."""
+    """Reason why no call of an operator is captured, if so."""
     name, returns = str(op._schema.name), [str(each.type) for each in op._schema.returns]
     if name in _OF_A_LIBRARY:
         return "dynamic-output"
@@ -159,8 +158,8 @@ def _never_captured(op: OpOverload) -> str | None:
 
 
 def check_call(call: OperatorCall) -> None:
-    """Raise CaptureError for an operator of which nobody can say without running it what it returns, and for one that
-    changes what its arguments are, or draws from a generator that it is given."""
+    """Raise CaptureError for an operator whose results are not known without running it, and for one that changes the
+    metadata of its arguments, or draws from a generator that it takes as an argument."""
     reason = "dynamic-output" if _is_sized_by_data(call) else _never_captured(call.op)
     if reason is not None:
         raise CaptureError(reason, call.name)
@@ -172,8 +171,8 @@ def check_call(call: OperatorCall) -> None:
 
 
 def run_fake(call: OperatorCall, device: str | None = None) -> tuple[list[Any], dict[int, torch.Tensor]]:
-    """Each return of the schema on fake tensors (on tensors of ``device`` ``meta``, if that is given), and the
-    fake tensor of each tensor argument by its ``id``. Raises CaptureError: ``dynamic-output``, ``metadata-mutation``.
+    """Each return of the schema on fake tensors (or on tensors of the ``device`` ``meta``, if given), and the fake
+    tensor of each tensor argument by its ``id``. Raises CaptureError: ``dynamic-output``, ``metadata-mutation``.
     """
     declared = call.op._schema.returns
     fakes: dict[int, torch.Tensor] = {}
@@ -193,9 +192,9 @@ def run_fake(call: OperatorCall, device: str | None = None) -> tuple[list[Any], 
 def fake_results(call: OperatorCall) -> list[Any]:
     """Each return of the schema: the argument that it is declared to be, or fake tensors (also in lists).
 
-    No fake tensor shares memory with an argument, nor with another one.
+    No fake tensor shares memory with an argument or with another fake tensor.
     """
-    # Fake tensors take 2 ms. Where nothing new is returned, meta tensors tell as well whether an argument is resized.
+    # Fake tensors take 2 ms. If nothing new is returned, meta tensors also show whether an argument is resized.
     has_meta = call.op.namespace == "aten" and call.op.has_kernel_for_dispatch_key(DispatchKey.Meta)
     values, fakes = run_fake(call, "meta" if has_meta and None not in returned_arguments(call.op) else None)
     results = with_arguments(call, _laid_out(call, values))
@@ -212,9 +211,9 @@ def fake_results(call: OperatorCall) -> list[Any]:
 
 
 def _laid_out(call: OperatorCall, fakes: list[Any]) -> list[Any]:
-    """``fakes`` with the strides that kernels of the CPU give to results. Where an argument is not contiguous, fake
-    kernels often say others, as that of log_softmax's backward (2.13). The operator is run on zeros to find out, unless
-    it draws; what has no result for zeros keeps those of ``fakes``."""
+    """``fakes`` with the strides that CPU kernels give to results. If an argument is not contiguous, fake kernels often
+    return different ones, such as that of log_softmax's backward (2.13). The operator is run on zeros to find out,
+    unless it draws or writes an argument; if it fails on zeros, the strides of ``fakes`` are kept."""
     changes = call.op._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.op.tags
     if changes or not fakes or all(tensor.is_contiguous() for tensor in call.tensors()):
         return fakes
@@ -237,7 +236,7 @@ def _relaid(fake: Any, real: Any) -> Any:
 
 
 def check_result(call: OperatorCall, result: Any) -> None:
-    """Raise CaptureError unless ``result`` is a tensor that its address and layout tell all of."""
+    """Raise CaptureError unless ``result`` is a tensor that is fully described by its address and layout."""
     if not isinstance(result, torch.Tensor):
         raise CaptureError("host-read", f"{call.name} returns {type(result).__name__}")
     if result.layout is not torch.strided or result.is_quantized:
@@ -247,7 +246,7 @@ def check_result(call: OperatorCall, result: Any) -> None:
 
 
 def with_arguments(call: OperatorCall, values: Sequence[Any]) -> list[Any]:
-    """``values`` of each return of the schema, with the written argument that it is in the place of others."""
+    """``values`` of each return of the schema; if a return is a written argument, that argument instead."""
     places = zip(returned_arguments(call.op), values, strict=True)
     return [value if place is None else call.operands()[place][1] for place, value in places]
 
@@ -255,7 +254,7 @@ def with_arguments(call: OperatorCall, values: Sequence[Any]) -> list[Any]:
 @lru_cache(maxsize=1024)
 def returned_arguments(op: OpOverload) -> tuple[int | None, ...]:
     """For each return of the schema of ``op``, the position of the written argument that it is; None if it is new.
-    Raises CaptureError (``aliasing-operator``) where it is an argument that is not written."""
+    Raises CaptureError (``aliasing-operator``) if it is an argument that is not written."""
     written = [(at, argument.alias_info) for at, (argument, _, _) in enumerate(_declared(op))]
     places = {
         frozenset(alias.before_set): at for at, alias in reversed(written) if alias is not None and alias.is_write
@@ -267,8 +266,8 @@ def returned_arguments(op: OpOverload) -> tuple[int | None, ...]:
 
 
 def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str | None) -> Any:
-    """``value`` with every tensor replaced by zeros of the same layout (without memory, under a mode for fake tensors),
-    the same object by the same."""
+    """``value`` with every tensor replaced by zeros of the same layout (without memory, under a mode for fake tensors);
+    one object is always replaced by the same zeros."""
     if isinstance(value, (list, tuple)):
         return type(value)(_fake(v, fakes, device) for v in value)
     if not isinstance(value, torch.Tensor):
@@ -292,9 +291,8 @@ def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str | None) -> Any
 def _describe(value: Any, seen: dict[int, int], opaque: Callable[[torch.Tensor], str | None]) -> Hashable:
     """A hashable that is equal for arguments that make an operator do the same, wherever their memory lies.
 
-    ``seen`` numbers the tensors and storages met so far: what shares them is part of what an operator sees. ``opaque``
-    names a tensor that has no addresses. Raises CaptureError (``unsupported-argument``) for an object that cannot be
-    compared.
+    ``seen`` numbers the tensors and storages met so far, since sharing them matters to an operator. ``opaque`` names a
+    tensor that has no address. Raises CaptureError (``unsupported-argument``) for an object that cannot be compared.
     """
     if isinstance(value, (list, tuple)):
         return tuple(_describe(item, seen, opaque) for item in value)

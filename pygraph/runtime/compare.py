@@ -1,16 +1,16 @@
-"""Compares a replay with an uncaptured run: before a program is first used, and on every call where that is asked for.
+"""Compares a replay with an uncaptured run: before a program is first used, and in later calls if the user asks for it.
 
     1. replay on copies of the arguments
     2. run uncaptured: the call's answer
-    3. hold the outcomes against each other
+    3. compare the outcomes
 
-Where a replay calls operators, 2. comes before 1., which is given what they did there: none is called twice. Where all
-ranks of a process group compare ``together``, each run sends collectives, and all ranks make the same runs: before 2.,
-so that nothing is left to be sent where that raises.
+If a replay calls operators, 2. comes before 1., and the replay repeats their effects: no operator is called twice. If
+all ranks of a process group compare ``together``, each run sends collectives, and all ranks make the same runs. They
+make them before 2., so that nothing remains to be sent if that raises.
 
 The caller's tensors see exactly one run, random state advances once, and the call is answered, whatever is found.
-Outcomes go to ``judge``. Where bits differ only in results that a non-deterministic launch decides, it is asked again
-with the spread of some more runs on copies.
+Outcomes go to ``judge``. If bits differ only in results that a non-deterministic launch decides, it is asked again with
+the spread of some more runs on copies.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ Function = Callable[[list[Any]], Sequence[Any]]
 _DECLINED = "replay-declined"
 
 _WRONG = ("comparison-failed", "replay-raised")
-"""Refusals that a launch of the replay may be to blame for."""
+"""Refusals that a launch of the replay may have caused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Result of one comparison.
 
-    outputs: of the uncaptured run, which answers the call
-    refusal: why the replay may not be used, if so
-    tolerant: it was accepted within a tolerance
-    runs: uncaptured runs besides the one that answers
-    arguments: fingerprint of those of a call whose replay was an ``odd-replay``, unless ranks compare together
+    outputs: outputs of the uncaptured run, which answers the call
+    refusal: reason why the replay may not be used, if so
+    tolerant: the replay was accepted within a tolerance
+    runs: uncaptured runs in addition to the one that answers
+    arguments: fingerprint of the arguments of an ``odd-replay``, unless ranks compare together
     """
 
     outputs: Sequence[Any]
@@ -75,26 +75,24 @@ def compare(
     together: Callable[[str | None], bool] | None = None,
     exempt: Collection[int] = (),
 ) -> Verdict:
-    """Replay on copies of ``args``, then run ``answer`` (``fn``, unless it is given) on ``args`` themselves, and hold
-    one against the other. ``fn`` is what further runs on copies do. ``tolerant``: the program was accepted within a
-    tolerance before, so that results on which uncaptured runs happen to agree this time have one, too. ``odd``: the
-    last comparison of the region ended with ``odd-replay``; another such is ``comparison-failed``. Arguments at the
-    positions ``exempt`` are neither copied nor compared: all runs use them in place. ``together`` is
-    told once there are copies which runs this rank makes besides the answering one (``"once"``: a replay, ``"rounds"``:
-    all that may be needed, None: there cannot be any), and says whether all ranks make these: if not, none replays
-    (``ranks-differ``).
+    """Replay on copies of ``args``, then run ``answer`` (default: ``fn``) on ``args`` themselves, and compare the two.
+    Further runs on copies call ``fn``. ``tolerant``: the program was accepted within a tolerance before, so results on
+    which uncaptured runs happen to agree this time have one, too. ``odd``: the last comparison of the region ended with
+    ``odd-replay``; another such is ``comparison-failed``. Arguments at the positions ``exempt`` are neither copied nor
+    compared: all runs use them in place. ``together`` is called once the copies are made, with the runs that this rank
+    makes in addition to the answering one (``"once"``: a replay, ``"rounds"``: all that may be needed, None: it cannot
+    make any). It returns whether all ranks make these runs: if not, none replays (``ranks-differ``).
 
-    Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
-    refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
-    that are known to be non-deterministic decide them. Where these lie outside of the spread of uncaptured runs, which
-    may be chance (``odd-replay``), and where the random state is another one (``random-state``: another thread may have
-    drawn), the replay is refused this time.
+    The replay is accepted if the bits of outputs, written arguments and random state are equal, and the structure is.
+    Unequal values refuse it (``comparison-failed``, or ``stateful-operator`` if operators are written in Python),
+    unless launches that are known to be non-deterministic decide them. The replay is refused this time if such values
+    lie outside of the spread of uncaptured runs, which may be chance (``odd-replay``), or if the random state differs
+    (``random-state``: another thread may have drawn).
 
-    All but the run that answers the call uses the driver's scratch memory, or, where a replay has no room there,
-    ordinary memory.
+    All runs but the answering one use the driver's scratch memory, or ordinary memory if a replay has no room there.
     Raises what ``answer`` raises, and ReplayError if the replay damaged an argument that it should only read and that
-    was too large to copy, or if the random state could not be brought back; and, with the call unanswered, if ranks
-    have agreed on runs that this one cannot make: others would take what it sends next for these.
+    was too large to copy, or if the random state could not be restored. Also raises ReplayError, with the call
+    unanswered, if ranks have agreed on runs that this one cannot make: others would take its next messages for these.
     """
     answer = answer or fn
     trial = functools.partial(_Trial, fn, driver, executable, args, program, tolerant, odd, together, exempt)
@@ -106,7 +104,7 @@ def compare(
 
 
 def verify(name: str, *facts: Any, tolerant: bool, odd: bool, exempt: Collection[int] = ()) -> Verdict:
-    """``compare`` a program in use. Also raises ReplayError, naming the region ``name``, the result, and the first
+    """``compare`` a program in use. Also raises ReplayError, with the name of the region, the result, and the first
     launch that differs, if the replay did something else than the run that answers the call."""
     verdict = compare(*facts, tolerant=tolerant, odd=odd, exempt=exempt)
     refusal = verdict.refusal
@@ -116,8 +114,8 @@ def verify(name: str, *facts: Any, tolerant: bool, odd: bool, exempt: Collection
 
 
 def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scratch: ScratchPool) -> Verdict | Refusal:
-    """``compare`` with one kind of memory; a Refusal if there was too little, and then ``answer`` has not run. Nothing
-    refers to ``scratch`` memory any more when this returns."""
+    """``compare`` with one kind of memory. Returns a Refusal, before ``answer`` has run, if there is too little.
+    Afterwards, nothing refers to ``scratch`` memory any more."""
     trial: _Trial | None = None
     first: Outcome | Refusal | None  # None where the answering run comes first
     try:
@@ -159,7 +157,7 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
 
 
 def _raised(error: Exception, trial: _Trial | None) -> Refusal:
-    """Why a replay may not be used: memory was short, it raised, or what compares it did, which says nothing of it."""
+    """The refusal for an exception: memory was short, or the replay raised, or the comparison, which proves nothing."""
     if is_out_of_memory(error) or isinstance(error, CaptureError):
         return Refusal.of(error)
     replaying = trial is not None and trial.replay == "begun"
@@ -170,10 +168,10 @@ def _raised(error: Exception, trial: _Trial | None) -> Refusal:
 
 
 class _Trial:
-    """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
-    ``replay``: whether it is yet to come, has begun and not ended, or raised, or was made. ``in_rounds``: all ranks
-    make all runs that may be needed, whatever each has found by then. ``owes``: ranks have agreed on runs that this one
-    has not made yet. ``varying``: memory whose contents launches decide that vary. ``spread``: of further runs."""
+    """One comparison: the memory involved, and the runs made on it. ``over_budget``: text if copies have no room.
+    ``replay``: ``ahead``; ``begun``, and not ended, or raised; or ``made``. ``in_rounds``: all ranks make all runs that
+    may be needed, whatever each has found so far. ``owes``: ranks have agreed on runs that this one has not made yet.
+    ``varying``: memory whose contents are decided by launches that vary. ``spread``: spread of the further runs."""
 
     def __init__(
         self,
@@ -222,7 +220,7 @@ class _Trial:
         return tuple(block for block in found if not any(member in self.exempt for member in block.members))
 
     def prepare(self) -> Refusal | None:
-        """Make the copies that the replay takes, and see whether it may begin."""
+        """Make the copies that the replay takes. Returns a refusal if it may not begin."""
         ready = False
         try:
             if self.over_budget is not None:
@@ -241,8 +239,8 @@ class _Trial:
         return Refusal("ranks-differ", "another rank does not replay this call")
 
     def replay_prepared(self) -> Outcome | Refusal:
-        """The outcome of a replay on these copies. Its draws are undone. If the answering run came before, it draws
-        what that drew."""
+        """Replay on these copies; its outcome. Its random draws are undone. If the answering run came before, the
+        replay draws the same numbers."""
         working, self.working = self.working, Snapshot([], ())
         undone = False
         if self.answered:
@@ -276,8 +274,8 @@ class _Trial:
         return replace(outcome, results=kept if room else [])
 
     def run_rounds(self, first: Outcome | Refusal) -> Outcome | Refusal:
-        """Make all runs that any rank may need, before any of them answers its call; then ``first``, the replay's
-        outcome or why it may not be used, or why it cannot be judged by these runs."""
+        """Make all runs that any rank may need, before any rank answers its call. Returns ``first``, the replay's
+        outcome or refusal, or else a refusal if these runs cannot judge it."""
         refusal: Refusal | None = None
         if isinstance(first, Refusal) and first.reason == _DECLINED:
             return first
@@ -303,8 +301,8 @@ class _Trial:
         return Verdict(outputs, refusal, tolerant=refusal is None and answer.contents != first.contents)
 
     def _blamed(self, refusal: Refusal) -> Refusal:
-        """``refusal`` of a replay that differs where it must not. Operators written in Python are suspected first: what
-        they keep for themselves, a replay repeats."""
+        """``refusal`` of a replay that differs where it must not. Operators written in Python are suspected first: a
+        replay would repeat their internal state."""
         calls = self.program.recording.python
         if not calls:
             return refusal
@@ -315,8 +313,8 @@ class _Trial:
         return Refusal("stateful-operator", said, names, calls[0].loc if len(calls) == 1 else None, nodes, operators)
 
     def _varies(self, outcome: Outcome) -> list[bool]:
-        """For each result, whether a launch that is known to be non-deterministic decides it. An argument with gaps
-        between its elements, in which no run writes, is held to its bits."""
+        """For each result, true if a launch that is known to be non-deterministic decides it. An argument with gaps
+        between its elements, which no run writes, is compared by its bits."""
         recording, decided = self.program.recording, self.varying
         if not decided:
             return [False] * len(outcome.contents)
@@ -327,7 +325,7 @@ class _Trial:
         return [*found, *(operand.owner in decided for operand in self.answers.answered)]
 
     def _judged(self, answer: Outcome, first: Outcome) -> Refusal | None:
-        """Why the replay may not be used, and for how long."""
+        """The final refusal of the replay, if any."""
         refusal = self._asked(answer, first)
         if _may_be_chance(refusal) and self.odd:
             refusal = Refusal("comparison-failed", f"twice in a row, {refusal.detail}")
@@ -336,8 +334,8 @@ class _Trial:
     def _asked(self, answer: Outcome, first: Outcome) -> Refusal | None:
         """Ask ``judge``, after as many more runs on copies as that takes.
 
-        Where the region draws, these draw numbers of their own: on those of the answering run, other threads would draw
-        them, too. Their spread stands in for that of runs on its numbers.
+        If the region draws, these runs draw numbers of their own: if they drew those of the answering run, other
+        threads would draw them, too. Their spread stands in for that of runs on its numbers.
         """
         ask = functools.partial(judge, answer, first, self._varies(answer), self.spread, tolerant=self.tolerant)
         refusal = ask()
@@ -356,18 +354,18 @@ class _Trial:
         return refusal
 
     def _widen(self, reference: Outcome) -> Refusal | None:
-        """One more uncaptured run, on copies, for the spread; why that can judge no replay, if so."""
+        """Add one more uncaptured run, on copies, to the spread. Returns a refusal if it cannot judge any replay."""
         return self.spread.widen(reference, self._left(*self._run_again()), self._varies(reference))
 
     def _run_again(self) -> tuple[Sequence[Any], list[Any]]:
-        """Another uncaptured run, on copies: what it returned, and these."""
+        """Run uncaptured once more, on copies. Returns the outputs, and the copies."""
         copies = self._retaken()
         self.runs += 1
         with self.answers.repeating() if self.answered else contextlib.nullcontext():
             return self.fn(list(copies)), copies
 
     def _replay(self, args: list[Any]) -> Sequence[Any] | None:
-        """Replay on ``args``, which are kept, with the answers to eager calls."""
+        """Replay on ``args``, which are kept, with eager calls answered if the answering run came before."""
         self.replay = "begun"
         if self.answered:
             outputs = self.executable.replay_answered(list(args), self.answers.replaying())
@@ -377,9 +375,9 @@ class _Trial:
         return outputs
 
     def explained(self, refusal: Refusal | None) -> Refusal | None:
-        """``refusal`` with the launch that differs, if it refuses a replay as wrong. Nothing is run any more. Not to be
-        called within scratch memory: it captures. The launch is not looked for where that would run the body of an
-        operator that is written in Python."""
+        """``refusal`` with the launch that differs, if it refuses a replay as wrong. No runs may follow. Must not be
+        called within scratch memory, since it captures. Does not search for the launch if that would run the body of an
+        operator that is written in Python, or if ranks compare together."""
         self.pristine.clear()
         self.first_copies.clear()
         self.answers.clear()
@@ -391,8 +389,8 @@ class _Trial:
         return diagnose(self.fn, self.driver, self.program, self.args).added_to(refusal)
 
     def _left(self, outputs: Sequence[Any], args: Sequence[Any], *, answering: bool = False) -> Outcome:
-        """The outcome of a run: ``outputs``, ``args``, and the generator's state, unless only eager calls draw. Those
-        are repeated, so other states are other threads'. ``answering``: the run answers the call."""
+        """The outcome of a run: ``outputs``, ``args``, and the generator's state, unless only eager calls draw. Their
+        draws are repeated, so that only other threads change the state. ``answering``: the run answers the call."""
         program = self.program
         draws = not self.answered or any(each.random and each.eager is None for each in program.recording.launches)
         return self._observe(outputs, args, self.random.state() if draws else None, answering=answering)
@@ -414,14 +412,14 @@ class _Trial:
         return replace(found, contents=tuple(contents), names=names, results=results)
 
     def _retaken(self) -> list[Any]:
-        """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""
+        """Fresh copies of the arguments as they were before any run; the numbers drawn ``apart`` restart, too."""
         self.random.restart()
         every = self._blocks(self.pristine)
         wanted = [b for b in every if self.all_copied or set(b.members).intersection(self.watched)]
         return take(self.pristine, wanted).args
 
     def _unread_unchanged(self) -> bool:
-        """True if the copies of arguments that no launch writes still equal the caller's tensors."""
+        """True if the copies of arguments that no launch writes still equal the caller's tensors bit by bit."""
         pairs = ((a, b) for a, b in zip(self.args, self.first_copies, strict=True) if a is not b)
         skip = {id(self.args[p]) for p in self.watched}
         return same_bytes((a, b) for a, b in pairs if id(a) not in skip)
@@ -431,7 +429,7 @@ class _Trial:
 
 
 def _may_be_chance(refusal: Refusal | None) -> TypeGuard[Refusal]:
-    """True if more runs may say otherwise."""
+    """True if more runs may lead to another answer."""
     return refusal is not None and refusal.reason == ODD_REPLAY
 
 
@@ -441,15 +439,15 @@ def _may_be_chance(refusal: Refusal | None) -> TypeGuard[Refusal]:
 # device, which other threads may use as well. Two ways keep them apart:
 #
 # - A run whose numbers the answering run draws again comes first, on the generator as it is, and is undone right after:
-#   in one step, and only if nobody drew since it ended. What another thread draws *during* that run is not noticed, and
-#   comes once more.
-# - All other runs draw from a stream of their own. As long as they take, the generator has a state that nobody had
-#   before, and what other threads draw comes from that stream, too. Then the generator goes on where it was.
+#   in one step, and only if nobody drew since it ended. Draws of another thread *during* that run are not noticed, and
+#   their numbers are drawn again.
+# - All other runs draw from a stream of their own. During them, the generator has a state that nobody had before, and
+#   other threads draw from that stream, too. Afterwards, the generator continues where it was.
 
 
 class _Draws:
-    """The generator that ``program`` draws from; false if there is none. All methods raise ReplayError if a state
-    cannot be brought back: the numbers drawn later would be others."""
+    """The generator from which ``program`` draws; false if there is none. ReplayError is raised if a state cannot be
+    restored: numbers drawn later would be different ones."""
 
     def __init__(self, driver: Driver, program: Program) -> None:
         self._driver, self._generator = driver, driver.generator(program)
@@ -460,19 +458,19 @@ class _Draws:
         return self._generator is not None
 
     def state(self) -> torch.Tensor | None:
-        """The state of the generator now; None where nothing is drawn."""
+        """The state of the generator now; None if nothing is drawn."""
         return None if self._generator is None else self._generator.get_state()
 
     @unbroken
     def rewind(self) -> None:
-        """Draw what was drawn since this object was made once more, until that is undone."""
+        """Draw the same numbers again as since this object was made, until ``undo``."""
         if self._start is not None:
             self._resume = self._exchange(self._start)
 
     @unbroken
     def undo(self) -> bool:
-        """Bring back the state that the generator had when this object was made, or was rewound; ``end`` is the one
-        that it had. False, with nothing changed, if somebody drew in the meantime."""
+        """Restore the state that the generator had when this object was made, or was rewound; ``end`` is the state that
+        it replaces. Returns False, with nothing changed, if another thread drew in the meantime."""
         if self._start is None:
             return True
         back, self._resume = self._start if self._resume is None else self._resume, None
@@ -484,7 +482,7 @@ class _Draws:
     @contextlib.contextmanager
     @unbroken
     def apart(self) -> Iterator[None]:
-        """Draw from a stream of numbers that nobody drew from before. ``restart`` goes back to its beginning."""
+        """Draw from a stream of numbers that was not used before. ``restart`` goes back to its beginning."""
         if self._generator is None:
             yield
             return
@@ -511,7 +509,7 @@ class _Draws:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Whatever is raised becomes a ReplayError."""
+    """Turn any exception into a ReplayError."""
     try:
         yield
     except Exception as error:
@@ -519,7 +517,7 @@ def _told() -> Iterator[None]:
         raise ReplayError(said) from error
 
 
-# -- what a run did ---------------------------------------------------------------------------------------------------
+# -- the outcome of a run ---------------------------------------------------------------------------------------------
 
 
 def observe(
@@ -556,7 +554,7 @@ def _structure(outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Hashable, .
 def _describe(
     index: int, out: torch.Tensor, extents: list[tuple[int, torch.device, int, int]], storages: dict[int, int]
 ) -> Hashable:
-    """Facts of a tensor that no argument and no earlier output is, and whose memory it lies in."""
+    """Facts of a tensor that is neither an argument nor an earlier output, and the memory in which it lies."""
     leading = zip(out.size(), out.stride(), strict=True) if out.numel() else ()
     strides = tuple(stride for size, stride in leading if size > 1)  # others lead to no element: kernels differ in them
     marks = out.is_inference(), out.is_conj(), out.is_neg()

@@ -1,17 +1,17 @@
-"""Which order of its launches a captured variant is faster in. Its own calls tell, once each.
+"""Measures in which of two orders of launches a captured variant is faster, by its real calls.
 
-The order of launches is a matter of the device. Single calls take turns, and events around each tell how long it
-took: nothing waits, and calls of other regions, or other sizes, may come in between. Turns are shuffled: a call that
-finds the device idle takes longer, and callers who wait do so every so many calls.
+The order of launches affects the time on the device. Single calls take turns, and events around each measure its time:
+nothing waits, and calls of other regions, or other sizes, may come in between. Turns are shuffled: a call that finds
+the device idle takes longer, and callers that wait may do so at regular intervals.
 
-Of ROUNDS rounds, the other order has to win all but one by its margin; anything less is a tie, and replays as before.
-What is certain before the last round ends it. Where the device waits for the caller's loop, as it does for one that
-reads each result, the loop has the last word: an order that makes it slower, from one call to the next, is not chosen,
-however fast the device is. A loop of several regions is known by the device's time from the begin of one call to that
-of the next: where that is longer than the host's, the host is ahead. The decision is kept on disk for later processes.
+Of ROUNDS rounds, the other order has to win all but one by its margin; otherwise, replays stay as before. A contest
+ends as soon as its result is certain. If the device waits for the caller's loop, as for one that reads each result, the
+loop's time decides: an order that makes it slower, from one call to the next, is not chosen, however fast the device
+is. For a loop of several regions, the device's time from the start of one call to the start of the next is compared
+with the host's: if it is longer, the host is ahead. The decision is kept on disk for later processes.
 Nothing here makes a call, and no call runs twice.
 
-Ranks that have to replay alike decide together (``JointContest``): on an order, and on captured collectives.
+Ranks that must replay alike decide together (``JointContest``): on an order, and on captured collectives.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ _log = logging.getLogger("pygraph.runtime")
 Function = Callable[[list[Any]], Sequence[Any]]
 
 PROGRAM, DEPENDENCES = "program", "dependences"
-"""Orders: as captured, or each launch waits for those alone that it depends on."""
+"""Orders: as captured, or each launch waits only for those on which it depends."""
 
 ROUNDS = 5
 _LOSSES = 1
 """Rounds that the other order may lose and still be chosen."""
 TURNS = 8
-"""Calls of each order in a round, of which the median counts."""
+"""Calls in each order in a round; their median counts."""
 MARGIN = 0.02
 """DEPENDENCES wins a round if its time is below the other's by more than this fraction."""
 LOOP_MARGIN = 0.01
 """A loop is slower if it takes longer by more than this fraction."""
 PATIENCE = 200
-"""Calls that a contest begins to time in a row though they are another variant's; and that a variant waits for others'
-contests to go on."""
+"""Calls in a row that turn out to be another variant's, after which a contest pauses; and calls for which a variant
+waits for others' contests to go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The order that one variant is replayed in.
+    """The order in which one variant is replayed.
 
     Args:
         order: ``program`` or ``dependences``
-        program_us: median of the rounds, µs of the device per call; 0 where none was timed
-        dependences_us: the same for the other order
-        calls: calls that were timed
-        slower_loop: the other order made the caller's loop slower, though not the device
-        path: the file that an earlier process's decision was read from
+        program_us: device time per call in µs, the median of the rounds; 0 if none was timed
+        dependences_us: device time per call in µs in the other order; 0 if none was timed
+        calls: number of calls that were timed
+        slower_loop: the other order made the caller's loop slower, but not the device
+        path: file from which a decision of an earlier process was read
     """
 
     order: str
@@ -79,23 +79,23 @@ class Decision:
 
 
 class _Rounds:
-    """Calls that were timed, and what their medians say. ``path`` is the file that the decision goes to, if it is kept;
-    ``margin`` the fraction by which the other order has to be faster. An exception that comes in between, at any line,
-    loses no round and no decision: both are read from the calls."""
+    """Timed calls, and the decision by their medians. ``path``: file of the decision, if it is kept. ``margin``: the
+    fraction by which the other order has to be faster. An exception at any line loses no round and no decision: both
+    are computed from the calls."""
 
     def __init__(self, path: Path | None, margin: float) -> None:
         self.path, self._margin = path, margin
         self.calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self.loops: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
-        """Seconds from a call in each order to the next call, but for those that timing it takes."""
+        """Seconds from a call in each order to the next call, without those that timing it takes."""
         self.lags: list[float] = []
-        """Seconds by which the device took longer than the host from the begin of a call to that of the next."""
+        """Seconds by which the device took longer than the host from the start of a call to the start of the next."""
         self._judged = 0
-        """Rounds that said nothing yet."""
+        """Rounds already judged, without a decision."""
 
     @property
     def timed(self) -> int:
-        """Calls so far."""
+        """Number of timed calls so far."""
         return sum(map(len, self.calls.values()))
 
     def _times(self) -> dict[str, list[float]]:
@@ -106,7 +106,7 @@ class _Rounds:
         }
 
     def judge(self) -> Decision | None:
-        """A decision, if a round that both orders are through with since the last time says something."""
+        """A decision, if rounds that both orders have completed since the last time allow one."""
         whole = min(map(len, self.calls.values())) // TURNS
         if whole == self._judged:
             return None
@@ -119,15 +119,15 @@ class _Rounds:
         return None
 
     def decide(self, order: str) -> Decision:
-        """The decision for ``order``, unless that makes the caller's loop slower."""
+        """The decision for ``order``, or for PROGRAM if ``order`` makes the caller's loop slower."""
         times = self._times()
         program_us, dependences_us = (median(found) * 1e6 if found else 0.0 for found in times.values())
         slower = order == DEPENDENCES and self._slows_the_loop(times[PROGRAM])
         return Decision(PROGRAM if slower else order, program_us, dependences_us, self.timed, slower)
 
     def _slows_the_loop(self, times: list[float]) -> bool:
-        """True if the other order makes the caller's loop slower, where that is not ahead of the device, which takes
-        ``times`` for this variant in the program's order, and more for the loop if it has other work as well."""
+        """True if the other order makes the caller's loop slower, and the loop is not ahead of the device. The device
+        takes ``times`` for this variant in the program's order, and more for a loop that has other work as well."""
         if min(map(len, self.loops.values())) < TURNS:
             return False
         program, dependences = map(median, self.loops.values())
@@ -137,8 +137,8 @@ class _Rounds:
 
 @dataclass(slots=True)
 class _Turn:
-    """A call in one order, what times it, if anything can, and when it began; the turn that the call before had, until
-    both are over; and seconds that it took, once they are known."""
+    """A call in one order: its timer, if there is one; its start time; the turn of the call before, until both are
+    over; and the seconds that it took, once they are known."""
 
     order: str
     timer: Timer | None
@@ -149,7 +149,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """A call that was timed: seconds that the host took, and when timing it was over."""
+    """A timed call: the seconds that the host took, and the time at which timing it ended."""
 
     turn: _Turn
     seconds: float
@@ -157,7 +157,7 @@ class _Past:
 
 
 def _plan() -> Iterator[str]:
-    """Whose turn it is, round by round."""
+    """The order of each turn, round by round."""
     drawn = random.Random(0)
     for _ in range(ROUNDS):
         turns = [PROGRAM, DEPENDENCES] * TURNS
@@ -169,8 +169,8 @@ _PLAN = tuple(_plan())
 
 
 class Contest:
-    """Times one variant in two orders of its launches, as its calls come in: from several threads at once, of which one
-    at a time is timed. ``args`` is the call that was captured."""
+    """Times one variant in two orders of its launches, as its calls come in, perhaps from several threads at once. Its
+    device is that of ``args``, the call that was captured."""
 
     def __init__(
         self,
@@ -185,15 +185,15 @@ class Contest:
         self._under_way: deque[_Turn] = deque()
         self._vain = 0
         self._last: _Past | None = None
-        """The call before, if it was timed."""
+        """The previous call, if it was timed."""
         self._leaving: list[object] = []
-        """The call that looks for a decision; behind it, those that leave it to that one."""
+        """The call that looks for a decision, followed by those that leave this to it."""
         self._decision: Decision | None = None
         self._over = False
 
     def enter(self) -> _Turn | None:
-        """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
-        and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
+        """Begin to time the current call, in the order whose turn it is. Returns None if it is to be replayed as
+        before, and not timed. Only ``leave`` counts a call, since it may turn out to be another variant's."""
         before = self._come_round()
         order = None if self._vain >= PATIENCE else self._next()
         timer = None if order is None else self._driver.timer(self._device)
@@ -203,7 +203,7 @@ class Contest:
         return _Turn(order, timer, self._clock(), before)
 
     def _come_round(self) -> _Turn | None:
-        """A call begins: if the last one was timed, the caller's loop has come round. Returns that one's turn."""
+        """Note that a call begins: if the last one was timed, the caller's loop came round. Returns the last turn."""
         last, self._last = self._last, None
         if last is None:
             return None
@@ -211,8 +211,8 @@ class Contest:
         return last.turn
 
     def leave(self, turn: _Turn | None, choose: Callable[[Decision], None]) -> None:
-        """A call of ``turn`` was submitted. ``choose`` is told the decision at the end of the call that finds it; and
-        again at the end of the next, for as long as something is raised there."""
+        """Count a call of ``turn``, which was submitted. ``choose`` is called with the decision at the end of the call
+        that finds it, and again at the end of the next one as long as it raises."""
         seconds, me = 0.0 if turn is None else self._clock() - turn.began, object()
         try:
             self._stop(turn)
@@ -233,7 +233,7 @@ class Contest:
             turn.timer.stop()
 
     def _find(self, turn: _Turn | None) -> Decision | None:
-        """The decision, if calls that are over by now say something."""
+        """The decision, if calls that are over by now allow one."""
         if turn is not None:
             self._under_way.append(turn)
         while (found := self._judge()) is None and self._under_way and self._over_by_now(self._under_way[0]):
@@ -241,7 +241,7 @@ class Contest:
         return found
 
     def _over_by_now(self, turn: _Turn) -> bool:
-        """Counts ``turn`` if the device is through with it."""
+        """Count ``turn`` if the device has finished it. Returns whether it has."""
         timer = turn.timer
         turn.seconds = None if timer is None else timer.seconds()
         if timer is None or turn.seconds is None:
@@ -261,7 +261,7 @@ class Contest:
             _write(self._rounds.path, decision)
 
     def _next(self) -> str | None:
-        """Whose turn it is; None while what is under way may decide. Threads may have taken one turn together."""
+        """The order whose turn it is; None while calls under way may decide. Threads may have shared a turn."""
         place = self._rounds.timed + len(self._under_way)
         if place < len(_PLAN):
             return _PLAN[place]
@@ -271,17 +271,17 @@ class Contest:
 
 class JointContest(Contest):
     """Times one variant on all ranks of a process group at once: as it was replayed before (PROGRAM), and as its rival
-    is (DEPENDENCES). A collective that one rank replays in another way than the others may hang, so whose turn it is
-    depends on the number of the call alone: a rank that has missed a call is in step again at the next.
+    is (DEPENDENCES). A collective that one rank replays in another way than the others may hang, so the turn depends
+    only on the number of the call: a rank that has missed a call is in step again at the next.
 
     Args:
-        place: how many calls of the region came between the one that began this, and the one that is under way
-        agree: is told, behind the last turn, which calls were timed, if the rival has won here (None: it has not), and
-            returns whether that is so on all ranks, for the same calls
+        place: returns the number of calls of the region between the one that began this contest and the current one
+        agree: called after the last turn with the timed calls, as text, if the rival has won here, else with None;
+            returns whether it has won on all ranks, in the same calls
     """
 
     TURNS = len(_PLAN)
-    """Calls after which ranks decide."""
+    """Number of calls after which ranks decide."""
 
     def __init__(
         self,
@@ -331,11 +331,11 @@ _SCHEMA = 10
 
 
 def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, passes: str) -> Path | None:
-    """The file in ``cache_dir`` for decisions, where launch passes of the key ``passes`` make the programs, on calls of
-    ``fn`` like this; None if nothing is kept, or if ``fn`` is in no file, or depends on a closure.
+    """The file in ``cache_dir`` for decisions on calls of ``fn`` like this one, with launch passes of the key
+    ``passes``; None if nothing is kept, or if ``fn`` is in no file, or depends on a closure.
 
-    The key has the text of ``fn``'s module, with the source of every kernel. The insides of custom operators are not
-    covered: a decision that is wrong for that reason costs time and makes no result wrong.
+    The key has the text of ``fn``'s module, with the source of every kernel. Implementations of custom operators are
+    not covered: a decision that is wrong for that reason costs time, but makes no result wrong.
     """
     program = None if cache_dir is None else program_key(fn, args)
     if program is None:
@@ -348,7 +348,7 @@ def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, passes: 
 
 
 def read(path: Path) -> Decision | None:
-    """Decision of an earlier process; None if there is none, or, with a warning, if that cannot be read."""
+    """Decision of an earlier process; None if there is none, or, with a warning, if it cannot be read."""
     found = load_json(path)
     if found is None:
         return None
@@ -363,7 +363,7 @@ def read(path: Path) -> Decision | None:
 
 
 def _write(path: Path, decision: Decision) -> None:
-    """Keep ``decision``, whole: of several processes the last one wins. A warning where it cannot be written."""
+    """Write ``decision`` as a whole: of several processes, the last one wins. Warns if it cannot be written."""
     try:
         store_json(path, dataclasses.asdict(decision))
     except (OSError, ValueError) as error:  # a ValueError where the path can be no file's

@@ -1,6 +1,6 @@
 """The contract between regions and whatever captures and replays them: programs, executables, drivers.
 
-Everything above a driver (slots, layout, comparison, life of a region) is written against this file alone.
+Everything above a driver (slots, layout, comparison, life of a region) is written against this file only.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from pygraph.program.recording import Recording
 from pygraph.runtime.provenance import Refusal
 
 ScratchPool = Callable[[], AbstractContextManager[object]]
-"""Within ``with scratch():``, entered as often as one likes, what this thread allocates is scratch memory."""
+"""Within ``with scratch():``, which may be entered any number of times, this thread allocates scratch memory."""
 
 
 uses = ctypes.c_uint64()
-"""Replays that this process has begun. Native regions count them: it takes no Python code on the way."""
+"""Number of replays that this process has begun. Native regions count them, without any Python code."""
 
 
 Answer = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-"""Stands for the eager calls of one replay, in order. It is given an operator's tensors, each named once, and returns
-what is taken for its results."""
+"""Stands in for the eager calls of one replay, in order. It takes an operator's tensors, each listed once, and returns
+the tensors to use as its results."""
 
 
 class Executable:
-    """A captured region, ready to be replayed any number of times. ``kept`` is what the native ``region`` points into.
-    ``nbytes``: memory of the device that it takes, by the driver's estimate.
+    """A captured region, ready to be replayed any number of times. ``kept``: objects into which the native ``region``
+    points. ``nbytes``: memory of the device that it takes, as estimated by the driver.
 
-    ``replay`` is the native region's own method: there is no Python on the way. It runs the region on ``args`` and
-    returns fresh outputs. The list is emptied, and each argument let go of as soon as it is dead. It returns None, with
-    nothing written and ``args`` as it was, when these are not what was captured (scalars match by type and by bits), or
-    when another replay of it is under way, of another thread or around it. Raises ReplayError, or what a kernel raised.
+    ``replay`` is the native region's own method, with no Python code in between. It runs the region on ``args`` and
+    returns fresh outputs. It empties the list, and releases each argument as soon as it is dead. It returns None, with
+    nothing written and ``args`` unchanged, if these do not match the capture (scalars match by type and by bits), or if
+    another replay of it is under way, on another thread or around this. Raises ReplayError, or what a kernel raised.
     """
 
     __slots__ = ("__weakref__", "_kept", "_region", "nbytes", "replay")
@@ -47,7 +47,7 @@ class Executable:
     replay: Callable[[list[Any]], list[Any] | None]
 
     def replay_answered(self, args: list[Any], answer: Answer) -> list[Any] | None:
-        """Replay, with each eager call answered by ``answer`` in the operator's place."""
+        """Replay, with each eager call answered by ``answer`` instead of the operator."""
         outputs: list[Any] | None = self._region.replay_answered(args, answer)
         return outputs
 
@@ -59,41 +59,41 @@ class Executable:
 
     @property
     def used(self) -> int:
-        """The number in ``uses`` of the last replay."""
+        """Number of the last replay, as counted by ``uses``."""
         number: int = self._region.used
         return number
 
     def close(self) -> None:
-        """Give everything back, at the end of a replay that is under way; replaying afterwards returns None."""
+        """Free everything, at the end of a replay if one is under way. Later replays return None."""
         self._region.close()
         self._kept = ()
 
 
 class Timer(Protocol):
-    """Times what is submitted to a stream, by the clock of its device, from when it is made on."""
+    """Times work that is submitted to a stream after the timer is made, by the clock of the stream's device."""
 
     def stop(self) -> None:
         """End the measurement: later work does not count."""
 
     def seconds(self) -> float | None:
-        """How long that took, once it is over; None before. Nothing waits."""
+        """Time that the work took, once it is over; None before. Does not wait."""
 
     def since(self, earlier: Any) -> float:
-        """Seconds from the begin of ``earlier``, a timer of the same device, to that of this one. Both are over."""
+        """Seconds from the start of ``earlier``, a timer of the same device, to the start of this. Both are over."""
 
 
 class Driver(Protocol):
-    """Captures and replays regions on one kind of device. ``parallel``: whether launches may run side by side there."""
+    """Captures and replays regions on one kind of device. ``parallel``: launches may run side by side there."""
 
     @property
     def parallel(self) -> bool: ...
 
     def unready(self) -> Refusal | None:
-        """Why nothing can be captured yet, such as a native library that is being built; None once everything is there.
-        Waits for what is being built only within ``waiting_for_builds``. Everything else below waits for it."""
+        """Reason why nothing can be captured yet, such as a native library that is being built; None once the driver is
+        ready. Waits for a build only within ``waiting_for_builds``. All methods below wait for it."""
 
     def no_collectives(self) -> Refusal | None:
-        """Why no capture holds functional collectives, so that replays call them; None where one may."""
+        """Reason why captures cannot hold functional collectives, so that replays call them; None if they can."""
 
     def held(self) -> Any:
         """The native ``Held``, which reads what a graph holds. Raises CaptureError (``native-unavailable``)."""
@@ -112,51 +112,51 @@ class Driver(Protocol):
         CaptureError."""
 
     def run_inside(self, fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
-        """Run ``fn``, the function of a region, on the thread that captures another one, or compares it."""
+        """Run ``fn``, the function of a region, on the thread that captures or compares another region."""
 
     def instantiate(self, program: Program) -> Executable:
-        """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""
+        """Make ``program`` ready for replay. Raises CaptureError if that is not possible."""
 
     def generator(self, program: Program) -> torch.Generator | None:
-        """The generator that ``program`` draws from when it is replayed, and its function when it runs uncaptured; None
-        if it draws nothing. A capture draws nothing."""
+        """The generator from which ``program`` draws when replayed, and its function when run uncaptured; None if they
+        draw nothing. A capture draws nothing."""
 
     def exchange_state(
         self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Set the state of ``generator``, if it is ``expected`` where that is given, and return the one before, so that
-        no other thread draws in between."""
+        """Set the state of ``generator`` to ``to``, and return the one before, so that no other thread draws in
+        between. If ``expected`` is given, set the state only if it equals that."""
 
     def current_device(self) -> torch.device:
-        """Where regions are captured that are given no tensor."""
+        """Device on which regions without tensor arguments are captured."""
 
     def memory_limit(self, device: torch.device) -> int:
-        """Bytes that captures on ``device`` may take together where the user sets no limit: a tenth of its memory."""
+        """Bytes that all captures on ``device`` may take if the user sets no limit: a tenth of its memory."""
 
     def spare_bytes(self) -> int:
-        """Bytes of the current device's memory that copies may take for a moment."""
+        """Bytes of the current device's memory that temporary copies may take."""
 
     def synchronise(self, device: torch.device | None) -> bool:
         """Wait until ``device`` (None: the current one) has done what the caller submitted to its current stream.
-        False, with nothing done, where that stream is being captured."""
+        Returns False, with nothing done, if that stream is being captured."""
 
     def timer(self, device: torch.device | None) -> Timer | None:
         """Start a timer on the current stream of ``device`` (None: the current one). None if that stream is being
         captured, or the driver is not ``parallel``."""
 
     def scratch_pool(self, args: Sequence[Any]) -> AbstractContextManager[ScratchPool]:
-        """Memory on the device of ``args`` for what nobody keeps; leaving gives it back to the system, but for what is
-        alive even then."""
+        """Memory on the device of ``args`` for temporary tensors. On exit it returns to the system, except for tensors
+        that are still alive."""
 
 
 class NativeDriver:
-    """The part that drivers with a native half have in common. ``build.load`` finds that half, or builds it."""
+    """Base class of drivers with a native half. ``build.load`` finds that half, or builds it."""
 
     build: ModuleType
 
     @functools.cached_property
     def _native(self) -> ModuleType:
-        """Counts in ``uses``. Waits for the native half; raises CaptureError (``native-unavailable``)."""
+        """The native half, which counts in ``uses``. Waits for it; raises CaptureError (``native-unavailable``)."""
         native: ModuleType = self.build.load()
         native.share_uses(uses)
         return native
@@ -180,8 +180,8 @@ _PACKAGES = {"cuda": "pygraph.runtime.cuda", "cpu": "pygraph.runtime.host"}
 
 
 def make_driver(device_type: str) -> Driver | None:
-    """A driver for devices of a type, such as ``cpu``, or None when there is none. Raises CaptureError when it cannot
-    work here."""
+    """A driver for devices of a type, such as ``cpu``, or None if there is none. Raises CaptureError if it cannot work
+    here."""
     package = _PACKAGES.get(device_type)
     driver: Driver | None = None if package is None else import_module(package).make_driver()
     return driver

@@ -1,10 +1,10 @@
-"""``torch.cond`` and ``torch.while_loop`` in compiled programs: the host decides, or the device does in replays.
+"""``torch.cond`` and ``torch.while_loop`` in compiled programs: the host decides, or, in replays, the device.
 
     b = cond(p, f, g, x)    uncaptured:  p.item(), then f(x) or g(x)
                             captured:    f(x) ─ g(x) ─ copied into the results of f(x), noted as a branch on p
 
-A capture runs each body once, one behind the other, whatever the condition; nothing executes then. ``program.fold``
-makes bodies of what was noted.
+A capture runs each body once, one after the other, whatever the condition; nothing executes then. ``program.fold``
+makes bodies from these notes.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ __all__ = ["MODULE", "Bodies", "cond", "trying_bodies", "watching", "while_loop"
 Function = Callable[[list[Any]], Sequence[Any]]
 
 _WITHOUT_END = 1 << 62
-"""Iterations that no loop reaches."""
+"""A number of iterations that no loop reaches."""
 
 MODULE = "pygraph_control"
-"""The name by which programs know this module."""
+"""The name of this module in compiled programs."""
 
 _MOST_TRIED = 256 << 20
-"""Bytes of zeros (256 MiB) that a body is tried on at most."""
+"""Maximum bytes of zeros (256 MiB) on which a body is tried."""
 
 
 class Bodies:
     """Loops and branches of a capture under way.
 
     Args:
-        launches: tells how many launches there are by now
+        launches: returns the number of launches so far
         run: runs a function of a compiled program, so that its launches are captured
-        address: tells where the first element of a tensor lies
-        storage: tells where the memory of a tensor begins
+        address: returns the address of a tensor's first element
+        storage: returns the start address of a tensor's memory
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Bodies:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Loops and branches of this thread are noted, and not decided by the host."""
+        """Within the block, loops and branches of this thread are noted, and not decided by the host."""
         before, _here.bodies = _here.bodies, self
         try:
             yield
@@ -82,7 +82,7 @@ class Bodies:
         return results
 
     def loop(self, check: Function, body: Function, carried: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-        """The state that a loop ends with."""
+        """The final state of a loop."""
         if any(not isinstance(each, torch.Tensor) for each in carried):
             raise CaptureError("control-flow", "a loop carries something else than tensors")
         state = list(map(_copied, carried))
@@ -104,8 +104,8 @@ class Bodies:
             self.nests.append(Nest(kind, self._address(decides), tuple(bounds), tuple(map(_name_of, bodies))))
 
     def _unmixed(self, state: Sequence[torch.Tensor], returned: Sequence[Any]) -> list[torch.Tensor]:
-        """``returned``, with copies of what lies in the memory of ``state``, unless it is the very value of its
-        place."""
+        """``returned``, with tensors in the memory of ``state`` copied, except those that are the state of their own
+        position."""
         if any(not isinstance(each, torch.Tensor) for each in returned):
             raise CaptureError("control-flow", "an iteration returns something else than tensors")
         taken = {self._storage(each) for each in state}
@@ -121,8 +121,8 @@ class Bodies:
 
 
 class _Here(threading.local):
-    """Of one thread: what notes bodies of its capture; the names of bodies that its uncaptured calls run; those of the
-    region that it runs which were run, or tried; and whether it tries one."""
+    """State of one thread. ``bodies``: notes those of its capture. ``ran``: names of bodies that its uncaptured calls
+    run. ``tried``: names of bodies of its current region that were run or tried. ``trying``: it tries a body now."""
 
     bodies: Bodies | None = None
     ran: set[str] | None = None
@@ -135,7 +135,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def watching() -> Iterator[set[str]]:
-    """The names of bodies that uncaptured calls of this thread run meanwhile."""
+    """Yields the names of bodies that uncaptured calls of this thread run within the block."""
     before, _here.ran = _here.ran, set()
     try:
         yield _here.ran
@@ -144,8 +144,8 @@ def watching() -> Iterator[set[str]]:
 
 
 def trying_bodies(fn: Function, run: Function) -> Function:
-    """``run``, which runs the region ``fn`` uncaptured. Each body that a call on a device does not come to is tried on
-    zeros, once, if ``fn`` has any: kernels are loaded, and configurations chosen, by a first run, and not in a capture.
+    """``run``, which runs the region ``fn`` uncaptured. If ``fn`` has bodies, each one that a call on a device does not
+    reach is tried on zeros once: kernels are loaded, and configurations chosen, in a first run, not in a capture.
     """
     if MODULE not in getattr(getattr(fn, "__code__", None), "co_names", ()):
         return run
@@ -162,7 +162,7 @@ def trying_bodies(fn: Function, run: Function) -> Function:
 
 
 def cond(predicate: Any, first: Function, second: Function, args: list[Any]) -> Sequence[Any]:
-    """``first(args)`` if ``predicate``, a tensor of one bool or a number, holds; else ``second(args)``."""
+    """``first(args)`` if ``predicate``, a tensor of one bool or a number, is true; else ``second(args)``."""
     if _here.bodies is not None and isinstance(predicate, torch.Tensor):
         return _here.bodies.branch(predicate, (first, second), args)
     if _here.trying:
@@ -176,7 +176,7 @@ def cond(predicate: Any, first: Function, second: Function, args: list[Any]) -> 
 
 
 def while_loop(check: Function, body: Function, carried: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-    """``carried`` after ``carried = body(carried, given)``, as long as ``check(carried, given)`` holds."""
+    """``carried`` after repeating ``carried = body(carried, given)`` as long as ``check(carried, given)`` is true."""
     if _here.bodies is not None:
         return _here.bodies.loop(check, body, carried, given)
     state = list(carried)
@@ -194,8 +194,8 @@ def while_loop(check: Function, body: Function, carried: Sequence[Any], given: S
 
 
 def _apart(returned: Sequence[Any], args: Sequence[Any], storage: Callable[[torch.Tensor], int]) -> list[Any]:
-    """``returned``, of which no tensor shares memory with another, or with ``args``: Inductor has a body return one for
-    equal results."""
+    """``returned``, copied so that no tensor shares memory with another or with ``args``: a body compiled by Inductor
+    returns one tensor for equal results."""
     taken = {storage(each) for each in args if isinstance(each, torch.Tensor)}
     found = list[Any]()
     for each in returned:
@@ -211,7 +211,7 @@ def _storage_of(tensor: torch.Tensor) -> int:
 
 
 def _try(body: Function, args: Sequence[Any]) -> None:
-    """Run a body that no call of the region came to on zeros, if these are few: bodies have no effect but results."""
+    """Run a body that no call of the region has reached on zeros, if these are few: bodies only compute results."""
     name, tensors = _name_of(body), [each for each in args if isinstance(each, torch.Tensor)]
     if _here.tried is None or name in _here.tried or not any(tensor.is_cuda for tensor in tensors):
         return
@@ -220,7 +220,7 @@ def _try(body: Function, args: Sequence[Any]) -> None:
         return
     _here.trying = True
     try:
-        with contextlib.suppress(RuntimeError):  # where it cannot run on zeros, its first call tells
+        with contextlib.suppress(RuntimeError):  # if it cannot run on zeros, its first call will show
             body([_zeros(each) if isinstance(each, torch.Tensor) else each for each in args])
     finally:
         _here.trying = False
@@ -251,7 +251,7 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy ``source`` to ``target``; elements that an expanded tensor has in one place, once."""
+    """Copy ``source`` to ``target``; elements that share one place in an expanded tensor are copied once."""
     for dim, (size, stride) in enumerate(zip(target.size(), target.stride(), strict=True)):
         if size > 1 and not stride:
             if source.stride(dim):

@@ -35,7 +35,7 @@ from pygraph.compat import (
 from pygraph.errors import CaptureError
 
 capturing: list[int] = []
-"""The thread that captures or compares now, by its ident; behind it, those that are about to be turned away."""
+"""The ident of the thread that captures or compares now, followed by those that are about to be turned away."""
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])
 
@@ -43,7 +43,7 @@ _unbroken: set[CodeType] = set()
 
 
 def unbroken(function: _Made) -> _Made:
-    """Have signals wait while ``function`` is at work, or anything that it calls: it puts back what was before."""
+    """Make signals wait while ``function``, or anything that it calls, runs: it restores an earlier state."""
     _unbroken.add(function.__code__)
     return function
 
@@ -51,8 +51,8 @@ def unbroken(function: _Made) -> _Made:
 @contextlib.contextmanager
 @unbroken
 def capturing_turn() -> Iterator[bool]:
-    """Yields whether this thread may capture until the block is left: no other one does, and signals wait. It may be
-    entered again."""
+    """Yields whether this thread may capture until the block is left: if so, no other thread captures, and signals
+    wait. It may be entered again."""
     me = threading.get_ident()
     entered = me in capturing
     try:
@@ -69,8 +69,8 @@ def capturing_turn() -> Iterator[bool]:
 @contextlib.contextmanager
 @unbroken
 def without_collection() -> Iterator[None]:
-    """Python collects no garbage until the block is left. What a capture makes and drops would otherwise be taken for
-    objects that stay, of which so many have Python look at all that there are: a second, where torch has compiled."""
+    """Python collects no garbage until the block is left. Otherwise, the short-lived objects of a capture would count
+    as lasting ones, and so many make Python scan all objects: that takes a second once torch has compiled."""
     collecting = gc.isenabled()
     try:
         gc.disable()
@@ -83,8 +83,8 @@ def without_collection() -> Iterator[None]:
 @contextlib.contextmanager
 @unbroken
 def only_capture() -> Iterator[None]:
-    """A driver's section: this thread's turn, without garbage collection, since what a finaliser does would be
-    captured too. Raises CaptureError (``capture-busy``) if another thread captures."""
+    """A driver's section: this thread's turn, without garbage collection, since actions of a finaliser would be
+    captured, too. Raises CaptureError (``capture-busy``) if another thread captures."""
     with capturing_turn() as mine:
         if not mine:
             raise CaptureError("capture-busy", "another thread captures")
@@ -113,7 +113,7 @@ def _critical() -> Iterator[None]:
 
 
 def interruptible(run: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
-    """The user's own ``run``, in a call that captures: a signal that waits is handled before it, and others at once."""
+    """The user's own ``run``, in a call that captures: waiting signals are handled before it, later ones at once."""
     waiting = _waiting
     if waiting is None or waiting.thread != threading.get_ident():
         return run(args)
@@ -126,9 +126,9 @@ def interruptible(run: Callable[[list[Any]], Sequence[Any]], args: list[Any]) ->
 
 
 class _Waiting:
-    """A handler in the place of those that it ``replaced``, on one ``thread``. It has the first signal wait, and calls
-    what it replaced once for each signal: not by a signal of its own, which would wake event loops once more. A handler
-    that raises while it is put back may leave it behind, ``over`` as it is."""
+    """A handler in place of those that it ``replaced``, on one ``thread``. It makes the first signal wait, and calls
+    the replaced handler once for each signal: directly, since a signal of its own would wake event loops again. It may
+    stay installed, with ``over`` set, if a handler raises while handlers are restored."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -155,19 +155,19 @@ class _Waiting:
                 steps.callback(self.replaced[number], number, frame)
 
     def finish(self, frame: FrameType) -> None:
-        """Have no signal wait any more."""
+        """Let no signal wait any more."""
         self.over = True
         self.handle(frame)
 
     def put_back(self, number: int) -> None:
-        """Make the handler of a signal the one it was, unless code in the block has set another one."""
+        """Restore the handler of a signal, unless code in the block has set another one."""
         current: object = signal.getsignal(number)
         if current is self:
             signal.signal(number, self.replaced[number])
 
 
 def _puts_back(frame: FrameType | None) -> bool:
-    """True if an exception that is raised in ``frame`` may keep something from being put back, or be swallowed."""
+    """True if an exception that is raised in ``frame`` may prevent a state from being restored, or be swallowed."""
     if frame is not None and frame.f_code.co_name in ("__enter__", "__exit__"):
         return True
     while frame is not None:
@@ -186,7 +186,7 @@ _waiting: _Waiting | None = None
 def _signals_waiting() -> Iterator[None]:
     """A signal that Python code handles, such as Ctrl-C, waits until the block is left, or another one comes.
 
-    Python handles signals on the main thread alone: elsewhere nothing is to be done.
+    Python handles signals only on the main thread: on other threads, this does nothing.
     """
     global _waiting
     if threading.current_thread() is not threading.main_thread() or _waiting is not None:
@@ -197,7 +197,7 @@ def _signals_waiting() -> Iterator[None]:
         _waiting = waiting
         for number in signal.valid_signals():
             handler = signal.getsignal(number)
-            if isinstance(handler, _Waiting):  # it was left behind
+            if isinstance(handler, _Waiting):  # it stayed installed
                 handler = handler.replaced[number]
             if callable(handler):
                 waiting.replaced[number] = handler
@@ -212,7 +212,7 @@ def _signals_waiting() -> Iterator[None]:
 
 
 def _in_child() -> None:
-    """A forked process goes on with the thread that forked: captures of others never end there."""
+    """A forked process has only the thread that forked: captures of other threads never end there."""
     global _waiting
     capturing.clear()
     if _waiting is not None and _waiting.thread != threading.get_ident():

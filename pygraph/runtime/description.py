@@ -1,13 +1,13 @@
-"""All that a native region is made of, described once: the region is constructed from that, and does not change.
+"""Description of a native region: the region is constructed from it once, and does not change.
 
     arguments   x: f32[4] in 16 bytes, written                     patches: launch 0, place 1
     owned       memory 0: an output's                              patches: launch 1, place 0
     steps       segment, block of 64 bytes; takes memory 0         patches: launch 0, place 0; launch 1, place 1
-                call mylib.op; lets go of x
+                call mylib.op; releases x
     outputs     memory 0, f32[4]
 
-Whatever provides an address has ``patches``: the places that hold it. Native code reads the fields below, and those of
-``recording.Output`` and ``recording.TensorLayout``, by their names (``native/region.h``).
+Every source of an address has ``patches``: the places that hold it. Native code reads the fields below, and those of
+``recording.Output`` and ``recording.TensorLayout``, by name (``native/region.h``).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Patch:
     """A place that holds an address.
 
     Args:
-        launch: number of the launch, in the list that the driver hands over
-        place: where in that launch, as the driver counts
-        delta: bytes from where the memory begins to the address
+        launch: number of the launch, in the driver's list
+        place: position in that launch, as numbered by the driver
+        delta: bytes from the start of the memory to the address
     """
 
     launch: int
@@ -44,13 +44,13 @@ class Argument:
     """Checks and patches of a replay's argument.
 
     Args:
-        captured: the stand-in that was captured, of whose sizes, strides and dtype a tensor has to be; or the value
+        captured: captured stand-in, whose sizes, strides and dtype a tensor must have; or captured value
         patches: places that hold its address
         written: a launch may write it
-        offset: storage offset that it has to have, in elements; -1: any
-        nbytes: from its first element to behind its last one
-        alignment: its address is congruent to the captured one modulo these bytes
-        address: that was captured
+        offset: required storage offset, in elements; -1: any
+        nbytes: bytes from its first element to the end of its last one
+        alignment: its address must be congruent to the captured one modulo these bytes
+        address: captured address
     """
 
     captured: object
@@ -78,7 +78,7 @@ class Block:
 
 
 class OperandKind(Enum):
-    """A tensor that an eager call is given."""
+    """Kinds of tensors that are operands of an eager call."""
 
     ITSELF = "itself"  # the very argument ``index`` of the region
     ARGUMENT = "argument"  # a view of that
@@ -89,14 +89,14 @@ class OperandKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallOperand:
-    """A tensor that an eager call is given.
+    """A tensor operand of an eager call.
 
     Args:
-        kind: which tensor it is
+        kind: kind of the tensor
         layout: its sizes, strides and dtype
-        index: of the argument, or of the owned memory
+        index: index of the argument, or of the owned memory
         offset: bytes from there to its first element
-        constant: the tensor itself
+        constant: the tensor itself, if it is a constant
     """
 
     kind: OperandKind
@@ -113,9 +113,9 @@ class CallResult:
     Args:
         layout: its sizes, strides and dtype
         owned: it has memory of its own
-        index: of that memory, or of the operand whose memory it shows; -1: nobody looks for it
+        index: index of that memory, or of the operand of which it is a view; -1: not used
         offset: bytes from the operand's first element to its own
-        nbytes: of memory of its own
+        nbytes: bytes of its own memory
     """
 
     layout: TensorLayout
@@ -130,13 +130,13 @@ class Call:
     """An eager call.
 
     Args:
-        operator: the native OperatorCall, without tensors
-        leaves: the operand that stands in the place of each of its tensors
-        operands: tensors that it is given, each once
+        operator: native OperatorCall, without tensors
+        leaves: operand in the place of each of its tensors
+        operands: tensors that it takes, each once
         results: tensors that it returns
-        alignment: bytes that results' addresses are multiples of
-        drawn: how far the launches before it advance the generator
-        waits: number of steps directly behind it that wait for all of its results, and do nothing else
+        alignment: bytes of which results' addresses are multiples
+        drawn: amount by which the launches before it advance the generator
+        waits: number of steps directly after it that wait for all of its results, and do nothing else
     """
 
     operator: object
@@ -154,10 +154,10 @@ class RegionStep:
 
     Args:
         call: the call; None: a segment
-        blocks: memory for intermediates that is taken before
-        taken: owned memory that is taken before, with its bytes
-        released: owned memory that is let go of behind
-        dead: arguments that are let go of behind
+        blocks: memory for intermediates that is allocated before the step
+        taken: owned memory that is allocated before the step, with its bytes
+        released: owned memory that is released after the step
+        dead: arguments that are released after the step
     """
 
     call: Call | None = None
@@ -172,12 +172,12 @@ class RegionDescription:
     """A native region.
 
     Args:
-        name: what profilers call a replay
-        arguments: what arguments have to be
-        owned: memory with storages of its own: the places that hold the address of each
-        steps: what a replay does, in order
-        outputs: what it returns; the ``index`` of a FRESH one is that of owned memory
-        apart: no written argument may share memory with another one
+        name: name of a replay in profilers
+        arguments: checks and patches of each argument
+        owned: for each memory with a storage of its own, the places that hold its address
+        steps: steps of a replay, in order
+        outputs: outputs of a replay; the ``index`` of a FRESH one is that of owned memory
+        apart: no written argument may share memory with another argument
     """
 
     name: str = ""
@@ -199,10 +199,10 @@ def describe_region(
     """The native region of a program.
 
     Args:
-        program: the program, verified
-        arguments: the stand-ins and values that were captured
-        places: which hold the address of a slot: the number of a launch, the place in it, and bytes from where the
-            slot's allocation begins; none of an operand of an eager call
+        program: the verified program
+        arguments: the captured stand-ins and values
+        places: returns the places that hold the address of a slot, as the number of a launch, the place in it, and
+            bytes from the start of the slot's allocation; none for an operand of an eager call
     """
     steps, written = program.steps, program.written
     inputs = {a.index: a for a in program.recording.allocations if a.kind is _INPUT}
@@ -258,7 +258,7 @@ def describe_region(
 
 
 def _call(program: Program, number: int, step: EagerStep, numbers: Mapping[int, int]) -> Call:
-    """The eager call of step ``number``. ``numbers`` are those of owned memory, by allocation."""
+    """The eager call of step ``number``. ``numbers``: number of owned memory, by allocation."""
     call, recording = step.call, program.recording
     slots = {slot.word: slot for slot in program.slots if slot.launch == step.begin}
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is _POOL}
@@ -289,7 +289,7 @@ def _call(program: Program, number: int, step: EagerStep, numbers: Mapping[int, 
 
 
 def _waits_behind(program: Program, number: int) -> int:
-    """How many waits stand directly behind the eager step ``number``, if they are those for all of its results."""
+    """Number of waits directly after the eager step ``number``, if they wait for all of its results; else 0."""
     step = program.steps[number]
     assert isinstance(step, EagerStep)
     call, behind = step.call, program.steps[number + 1 : number + 1 + len(step.call.results)]

@@ -1,7 +1,7 @@
 """From a function and its arguments to an executable: capture twice, find the words that moved, run launch passes.
 
-A second capture runs on other stand-ins. The words that moved along are addresses (``slots``); everything else has to
-be equal. Kernels that are proven need one capture only. Nothing executes here.
+A second capture runs on other stand-ins. Words that moved with them are addresses (``slots``); everything else has to
+be equal. Proven kernels need only one capture. Nothing executes here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pygraph.runtime.slots import SPORADIC, SlotTable, discover
 from pygraph.runtime.tensors import extent
 
 _ATTEMPTS = 3
-"""Captures that are made, one after the other, to agree with one of the two before."""
+"""Further captures that are made, one after the other, until one agrees with one of the two before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """An executable, the program that it came from, how its slots were found, and the names of bodies in it of which a
-    call may run others than the next one."""
+    """An executable, its program, the table of its slots, and the names of its bodies, of which each call may run
+    different ones."""
 
     executable: Executable
     program: Program
@@ -52,10 +52,10 @@ def capture(
     **facts: Any,
 ) -> Captured | Refusal:
     """Capture ``fn`` for ``args``, twice unless ``proof`` (kernels of other sizes) explains a single capture. Replays
-    call the operators ``eager``. ``launch_passes`` make the program that is replayed of the captured one: the ``order``
-    is to be ``program``, or ``dependences``. ``collectives``: functional ones are captured, where the driver can.
-    ``facts`` are fields of the program that no capture tells. Raises CaptureError, and anything that ``fn`` does on
-    stand-ins, or a pass raises."""
+    call the operators ``eager``. ``launch_passes`` turn the captured program into the one that is replayed, in the
+    ``order`` ``program`` or ``dependences``. ``collectives``: capture functional ones, if the driver can. ``facts``:
+    fields of the program that captures do not determine. Raises CaptureError, and anything that ``fn`` on stand-ins or
+    a pass raises."""
     take = partial(driver.capture, fn, list(args), eager, collectives=collectives)
     first = take()
     alone = next((launch for launch in first.launches if launch.collective and not launch.functional), None)
@@ -89,8 +89,8 @@ def capture(
 def _captured_twice(
     take: Callable[[], Recording], first: Recording, real: Sequence[Allocation]
 ) -> tuple[Recording, SlotTable | Refusal]:
-    """The recording to replay, and its slots from a second capture: or a third, where the first two disagree. The doubt
-    that is reported is that of the first two captures."""
+    """The recording to replay, and its slots by a second capture, or by later ones if the first two disagree. The doubt
+    reported is that of the first two captures."""
     earlier = [first]
     doubt: Refusal | None = None
     for _ in range(_ATTEMPTS):

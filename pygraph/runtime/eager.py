@@ -1,6 +1,6 @@
-"""Eager calls: operators that a capture does not run and a replay calls, between two segments of what was captured.
+"""Eager calls: operators that a capture does not run, and that a replay calls between two captured segments.
 
-While a region is captured, such a call is written down: its operands are words like those of any launch, its results
+While a region is captured, such a call is recorded: its operands are words like those of any launch, its results are
 stand-ins like any allocation, with sizes from the operator's fake kernel. Nothing executes.
 """
 
@@ -27,7 +27,7 @@ from pygraph.program.recording import (
 from pygraph.runtime.calls import OperatorCall, check_call, check_result, run_fake
 
 OWN = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized"})
-"""Namespaces of torch's own operators, whose schemas and tags tell all that they do."""
+"""Namespaces of torch's own operators, whose schemas and tags describe all of their effects."""
 
 
 def base_of(operator: str) -> str:
@@ -42,8 +42,8 @@ def is_operator(name: str) -> bool:
 
 
 def is_eager(op: Any, chosen: Collection[str], *, collectives: bool = True) -> bool:
-    """True if each replay calls ``op`` anew, on any device: a functional collective if ``collectives``, an operator
-    tagged ``cudagraph_unsafe``, or one of those ``chosen`` (without overloads)."""
+    """True if each replay calls ``op``, on any device: a functional collective if ``collectives``, an operator tagged
+    ``cudagraph_unsafe``, or one of those ``chosen`` (without overloads)."""
     if not isinstance(op, OpOverload):
         return False
     if op.namespace in FUNCTIONAL_COLLECTIVES:
@@ -54,15 +54,15 @@ def is_eager(op: Any, chosen: Collection[str], *, collectives: bool = True) -> b
 
 @functools.lru_cache(maxsize=1024)
 def _facts_of(op: OpOverload) -> tuple[bool, str]:
-    """True if ``op`` is tagged ``cudagraph_unsafe``; and its name without overload."""
+    """True if ``op`` is tagged ``cudagraph_unsafe``, and its name without overload."""
     return getattr(torch.Tag, "cudagraph_unsafe", None) in op.tags, base_of(str(op))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A capture's record of an eager call: ``returned`` goes to the region. The words of its launch are the addresses
-    of ``operands``, then of ``results``, which are in memory of their own. ``written``: the operands it may write.
-    ``random``: it may draw."""
+    """A capture's record of an eager call. The region gets ``returned``. The words of its launch are the addresses of
+    ``operands``, then of ``results``, which are in memory of their own. ``written``: for each operand, the call may
+    write it. ``random``: it may draw."""
 
     eager: EagerCall
     returned: Any
@@ -80,9 +80,9 @@ def record_call(
     allocate: Callable[[torch.Tensor], torch.Tensor],
     drawn: int = 0,
 ) -> RecordedCall:
-    """Write down ``call``. ``arguments`` are the region's stand-ins, ``is_constant`` says whose memory no replay moves,
-    and ``allocate`` makes a stand-in like a fake tensor. Raises CaptureError for an operator whose results no fake
-    kernel tells: of numbers, of sizes that depend on data, or of resized arguments."""
+    """Record ``call``. ``arguments``: the region's stand-ins. ``is_constant``: true for a tensor whose memory no replay
+    moves. ``allocate``: makes a stand-in like a fake tensor. Raises CaptureError for an operator whose results a fake
+    kernel cannot determine: numbers, sizes that depend on data, or resized arguments."""
     check_call(call)
     values, fakes = run_fake(call)
     native_call = native.OperatorCall(call.name, call.op._schema.overload_name, call.args, dict(call.kwargs))

@@ -1,14 +1,14 @@
-"""Events of regions besides replays: counted for each region and the process, logged, and given to callbacks.
+"""Events of regions other than replays: counted per region and for the process, logged, and passed to callbacks.
 
     captured         INFO      a capture was compared, and is replayed from now on
-    refused          DEBUG     a capture, its comparison or a replay failed; WARNING once waits are as long as they get
+    refused          DEBUG     a capture, its comparison or a replay failed; WARNING once waits have their full length
     left-uncaptured  WARNING   no more captures are made: of the region, or of calls of some sizes
-    evicted          INFO      a capture was freed: all take more than ``memory_limit``, or memory is short
+    evicted          INFO      a capture was freed: all would take more than ``memory_limit``, or memory is short
     retried          INFO      ``pygraph.retry()`` made the region eligible for captures again
     released         INFO      ``pygraph.release()`` freed the captures of the region
 
-A region warns once of itself and once of sizes, until it is retried, and all regions together ten times a minute: what
-is more is logged at INFO. Nothing here runs on the path of a replay.
+Until it is retried, a region warns once about itself and once about sizes. All regions together warn ten times a
+minute; further warnings are logged at INFO. Nothing here runs on the path of a replay.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Kind = Literal["captured", "refused", "left-uncaptured", "evicted", "retried", "
 Sizes = tuple[tuple[int, ...], ...]
 
 counts: defaultdict[str, int] = defaultdict(int)
-"""Counts of this process so far: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions, and
-each other kind of event, such as ``refused``, in all and by its reason, such as ``refused.host-read``. Threads add to
-it without a lock: CPython does not interrupt such an addition."""
+"""Counts of this process so far: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions, and each
+other kind of event, such as ``refused``, in total and by reason, such as ``refused.host-read``. Threads add to it
+without a lock: CPython does not interrupt such an addition."""
 
 _WARNINGS, _SECONDS = 10, 60.0
-"""Warnings in a time, of all regions."""
+"""Maximum number of warnings of all regions in so many seconds."""
 
 _SHOWN = 4
-"""Sizes in a line of the log."""
+"""Maximum number of sizes in a line of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ _warned: deque[float] = deque(maxlen=_WARNINGS)
 
 
 def _may_warn(now: float) -> bool:
-    """True if a warning is within the limit of all regions; it counts, if so."""
+    """True if a warning is within the limit of all regions; if so, it is counted."""
     if len(_warned) == _WARNINGS and now - _warned[0] < _SECONDS:
         return False
     _warned.append(now)
@@ -121,46 +121,46 @@ def forget() -> None:
 
 
 class Journal:
-    """Takes down the events of the region ``name``: in ``counter``, which is its own, for the process, and in ``log``.
-    ``clock`` has seconds."""
+    """Records the events of the region ``name``: in its own ``counter``, in those of the process, and in ``log``.
+    ``clock`` returns seconds."""
 
     def __init__(self, name: str, counter: Counter[str], clock: Callable[[], float], log: logging.Logger) -> None:
         self._name, self._counter, self._clock, self._log = name, counter, clock, log
         self._warned: set[str] = set()
 
     def captured(self, sizes: Sizes, duration_us: float, nbytes: int) -> None:
-        """A capture is replayed from now on."""
+        """Record that a capture is replayed from now on."""
         self._log.info("%s: captured%s in %.1f ms", self._name, _for(sizes), duration_us / 1e3)
         counts["captures"] += 1
         _tell(Event("captured", self._name, "", "", sizes, duration_us, nbytes))
 
     def refused(self, refusal: Refusal, sizes: Sizes, duration_us: float = 0.0, *, waits: str = "") -> None:
-        """A capture, a comparison or a replay failed. ``waits``: it is tried again so rarely, and not more rarely."""
+        """Record that a capture, a comparison or a replay failed. ``waits``: text of the longest wait, once reached."""
         level = self._level("waits", logging.DEBUG) if waits else logging.DEBUG
         again = f". It is tried again {waits}. {_advice(refusal)}" if waits else ""
         self._log.log(level, "%s: not captured%s: %s%s", self._name, _for(sizes), refusal, again)
         self._count(Event("refused", self._name, refusal.reason, str(refusal), sizes, duration_us))
 
     def left(self, refusal: Refusal, sizes: Sizes = (), duration_us: float = 0.0) -> None:
-        """Nothing of the region is captured any more, or nothing of calls of ``sizes``."""
+        """Record that the region, or its calls of ``sizes``, are not captured any more."""
         level = self._level("sizes" if sizes else "region", logging.INFO)
         text = "%s is left uncaptured%s: %s. %s"
         self._log.log(level, text, self._name, _for(sizes) or " for good", refusal, _advice(refusal))
         self._count(Event("left-uncaptured", self._name, refusal.reason, str(refusal), sizes, duration_us))
 
     def evicted(self, reason: str, sizes: Sizes) -> None:
-        """A capture was freed, to make room for others."""
+        """Record that a capture was freed, to make room for others."""
         self._log.info("%s: evicted%s: %s", self._name, _for(sizes), reason)
         self._count(Event("evicted", self._name, reason, "", sizes))
 
     def retried(self, reason: str) -> None:
-        """Captures that were refused for a reason are eligible again, at once."""
+        """Record that captures which were refused for a reason are eligible again, at once."""
         self._warned.clear()
         self._log.info("%s: eligible for captures again, after %s", self._name, reason)
         self._count(Event("retried", self._name, reason))
 
     def released(self) -> None:
-        """All captures of the region were freed."""
+        """Record that all captures of the region were freed."""
         self._log.info("%s: released", self._name)
         self._count(Event("released", self._name))
 

@@ -1,4 +1,4 @@
-"""Workspaces of sizes that are not captured, by those that are.
+"""Estimated workspaces of uncaptured sizes, from those of captured ones.
 
 captured at 4, 20, 64   each intermediate's bytes are a polynomial of the size ─▸ at 33: packed as these would be
 other intermediates     the bytes of the workspace are the polynomial
@@ -22,12 +22,12 @@ Point = tuple[int, ...]
 """The numbers of a size."""
 
 _ORDER = 2
-"""Highest power of a number: batch × length × length is the most that intermediates grow with."""
+"""Highest power of a number: intermediates grow with batch × length × length at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Memory that a replay takes for itself: ``nbytes``, of intermediates at multiples of ``alignment``."""
+    """Memory of a replay's own: ``nbytes`` in total, for intermediates at multiples of ``alignment``."""
 
     nbytes: int
     lives: tuple[Lifetime, ...] = ()
@@ -35,14 +35,14 @@ class Workspace:
 
     @staticmethod
     def of(program: Program) -> Workspace:
-        """That of a program, with its intermediates."""
+        """The workspace of a program, with its intermediates."""
         recording, layout = program.recording, program.layout
         lives = lifetimes(recording, program.slots, layout.fresh, program.order)
         return Workspace(layout.nbytes, lives, recording.alignment)
 
 
 def workspace_at(points: Sequence[Point], known: Sequence[Workspace], at: Point) -> int | None:
-    """Bytes of the workspace ``at`` another size than those ``known`` at ``points``; None if these tell nothing."""
+    """Bytes of the workspace at the size ``at``, from those ``known`` at ``points``; None if these do not suffice."""
     near = min(range(len(points)), key=lambda each: _distance(points[each], at))
     lives, alignment = known[near].lives, known[near].alignment
     alike = [each for each, other in enumerate(known) if _shapes(other.lives) == _shapes(lives)]
@@ -60,9 +60,9 @@ def _shapes(lives: Sequence[Lifetime]) -> list[Lifetime]:
 
 
 def fitted(points: Sequence[Point], values: Sequence[int], at: Point) -> int | None:
-    """The value ``at`` a point of a polynomial through ``values``, of as high an order as these tell of. Errors count
-    in parts of a value, and the more the nearer a point is. None where ``at`` differs from all points in a number that
-    all of them have."""
+    """The value at the point ``at`` of a polynomial fitted to ``values``, of the highest order that they determine.
+    Errors are relative to a value, and weigh more at nearer points. None if ``at`` differs from all points in a number
+    that all of them share."""
     varying, order = _varying(points), _order(points)
     if any(number != points[0][axis] for axis, number in enumerate(at) if axis not in varying):
         return None
@@ -87,7 +87,7 @@ def _varying(points: Sequence[Point]) -> list[int]:
 
 
 def _order(points: Sequence[Point]) -> int:
-    """The highest power that so many points tell of."""
+    """The highest power that the number of points determines."""
     return max(order for order in range(_ORDER + 1) if (order + 1) ** len(_varying(points)) <= len(points))
 
 

@@ -1,4 +1,4 @@
-"""The machine that times depend on, as text that processes agree on."""
+"""Keys of the machine and the program on which times depend, as text that is the same in all processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def machine(device: torch.device | None) -> str:
-    """All that times on a CUDA device, or on the CPU (None), depend on; without the versions of torch and PyGraph."""
+    """Facts on which times on a CUDA device, or the CPU (None), depend, without the versions of torch and PyGraph."""
     if device is None:
         return f"{cpu_model()}, {torch.get_num_threads()} threads"
     facts, allocator = torch.cuda.get_device_properties(device), torch.cuda.get_allocator_backend()
@@ -24,7 +24,7 @@ def machine(device: torch.device | None) -> str:
 
 @functools.cache
 def cpu_model() -> str:
-    """The name of the processor, as the system has it."""
+    """The name of the processor, as reported by the system."""
     lines = _text("/proc/cpuinfo").splitlines()  # of Linux
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
@@ -32,8 +32,8 @@ def cpu_model() -> str:
 
 @functools.cache
 def kernel_driver() -> str:
-    """The version of the NVIDIA driver in the system's kernel, or nothing where that does not show, as in some
-    containers. (CUDA's own functions only tell which CUDA it supports.)"""
+    """The version of the NVIDIA driver in the system's kernel, or an empty string if it is not visible, as in some
+    containers. (CUDA's own functions only return the CUDA version that it supports.)"""
     text = _text("/sys/module/nvidia/version") or _text("/proc/driver/nvidia/version")
     return text.partition("\n")[0].strip()
 
@@ -46,9 +46,9 @@ def _text(path: str) -> str:
 
 
 def program_key(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[str, ...] | None:
-    """All that a function of Inductor's depends on when it is called with ``args`` but these and PyGraph: its module's
-    text, which has the source of every kernel, versions, and the machine. None if it is in no file, or depends on a
-    closure. The insides of custom operators are not covered."""
+    """Facts on which calls of an Inductor function depend, except its ``args`` and PyGraph: the text of its module,
+    with the source of every kernel, versions, and the machine. None if it is in no file, or depends on a closure.
+    Implementations of custom operators are not covered."""
     if not isinstance(fn, FunctionType) or fn.__closure__:
         return None
     source = _source_digest(fn.__code__.co_filename)
@@ -57,14 +57,14 @@ def program_key(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[str, ...] 
 
 
 def device_of(args: Sequence[Any]) -> torch.device | None:
-    """The first device of ``args`` but the CPU."""
+    """The first device of ``args`` other than the CPU, if any."""
     devices = (arg.device for arg in args if isinstance(arg, torch.Tensor))
     return next((device for device in devices if device.type != "cpu"), None)
 
 
 @functools.lru_cache(maxsize=256)
 def _source_digest(path: str) -> str | None:
-    """Of a Python file without comment lines, which hold paths and numbers that count what was compiled before."""
+    """Hash of a Python file without comment lines, which hold paths, and numbers that count earlier compilations."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

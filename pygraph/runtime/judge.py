@@ -10,16 +10,16 @@ of the replay may be off by
 
     FACTOR · spread + min(TERMS · eps, COARSE) · magnitude
 
-``spread`` is the largest difference between one uncaptured run and others, ``magnitude`` the largest magnitude of what
-the replay is held against, both within the block. One element alone has no spread to rely on: a sum of few terms comes
-out alike in three runs by chance. Its neighbours are sums like it, and stand in for runs that were not made.
+``spread`` is the largest difference between one uncaptured run and others, ``magnitude`` the largest magnitude in the
+run that the replay is compared with, both within the block. The spread of one element is not reliable: a sum of few
+terms may come out the same in three runs by chance. Its neighbours are similar sums, and stand in for missing runs.
 
-Where that is not enough, what an uncaptured run does to those before it, a replay may do, too (``Surprise``). A float32
-gradient that was rounded to bfloat16 on its way is an example: one sum of a million falls on the other side, another
-one in each run, by 2**-8 of its magnitude, where no other run shows a difference.
+Beyond that, a replay may differ from the runs as much as an uncaptured run differs from the runs before it
+(``Surprise``). For example, a float32 gradient was rounded to bfloat16 on its way: one sum of a million, another one in
+each run, is rounded the other way, by 2**-8 of its magnitude, where no other run shows a difference.
 
-The replay that is judged is the first one with its arguments. A second one with the same arguments says nothing: it is
-right, too, where a replay returns what the one before it should have returned.
+Only the first replay with its arguments is judged. A second one with the same arguments proves nothing: it is right
+even if a replay returns what the one before it should have returned.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from pygraph.runtime.provenance import Refusal
 __all__ = ["ODD_REPLAY", "RANDOM_STATE", "RUNS", "Distance", "Outcome", "Spread", "Surprise", "distance", "judge"]
 
 ODD_REPLAY = "odd-replay"
-"""The refusal of a replay that lies outside of what uncaptured runs allow, in results which vary. Now and then one run
-of many is the odd one, and that may be the replay: hardly twice in a row."""
+"""The refusal of a replay that lies outside of what uncaptured runs allow, in results which vary. A single outlier may
+be chance, and may be the replay; two in a row hardly are."""
 
 RANDOM_STATE = Refusal("random-state", "the random state afterwards is another one")
-"""Two runs drew otherwise, or somebody else did."""
+"""Two runs left different random states: they drew differently, or another thread drew."""
 
 RUNS = (3, 9)
-"""How many more times a region that does not repeat itself runs uncaptured: so many at first, and so many more where
-the replay is not within the spread of those."""
+"""Further uncaptured runs of a region whose results vary: a first series, and a second one if the replay is not within
+the spread of the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Effects of one run. Results are its outputs, and then the arguments that it may write.
 
-    structure: of each output, all but values, and whose memory it is
-    contents: fingerprints of the bits of each result; empty where they may be anything
-    names: of the results
-    rng: the state of the generator that it drew from, if it did
+    structure: all facts of each output except its values, and whose memory it uses
+    contents: fingerprint of the bits of each result; empty if they may be anything
+    names: names of the results
+    rng: state of the generator from which it drew, if it did
     results: the results themselves, where bits may not decide
     """
 
@@ -64,11 +64,11 @@ class Outcome:
     results: list[Any] = field(compare=False)
 
     def differing(self, other: Outcome) -> list[int]:
-        """The results in which two runs of one structure left other bits."""
+        """Indices of the results whose bits differ between two runs of one structure."""
         return [i for i, (mine, theirs) in enumerate(zip(self.contents, other.contents, strict=True)) if mine != theirs]
 
     def other_structure(self, other: Outcome) -> str | None:
-        """The first thing but values in which ``other`` differs."""
+        """The first difference of ``other`` that is not one of values."""
         if len(self.structure) != len(other.structure):
             return f"{len(other.structure)} outputs instead of {len(self.structure)}"
         if len(self.contents) != len(other.contents):
@@ -77,7 +77,7 @@ class Outcome:
         return next((f"{name} is {theirs} instead of {mine}" for name, mine, theirs in pairs if mine != theirs), None)
 
     def inexcusable(self, other: Outcome, varying: Sequence[bool]) -> str | None:
-        """A structure that differs, or else the first result that does and that is not ``varying``."""
+        """The first difference in structure, or else in a result that is not ``varying``."""
         differs = self.other_structure(other)
         if differs is not None:
             return differs
@@ -85,20 +85,20 @@ class Outcome:
         return None if wrong is None else f"{self.names[wrong]} has other values"
 
     def drew_otherwise(self, other: Outcome) -> bool:
-        """True if two runs left other random states: they drew otherwise, or somebody else did."""
+        """True if two runs left different random states: they drew differently, or another thread drew."""
         return self.rng is not None and other.rng is not None and not torch.equal(self.rng, other.rng)
 
 
 def judge(
     expected: Outcome, actual: Outcome, varying: Sequence[bool], spread: Spread, *, tolerant: bool = False
 ) -> Refusal | None:
-    """Why a replay that did what ``actual`` tells may not be used, where an uncaptured run did what is ``expected``.
+    """Reason why a replay with the outcome ``actual`` may not be used, if an uncaptured run has the one ``expected``.
 
-    varying: of each result, whether a launch that is known to be non-deterministic decides it
-    spread: of uncaptured runs made so far, maybe of none
+    varying: for each result, true if a launch that is known to be non-deterministic decides it
+    spread: spread of the uncaptured runs made so far, maybe of none
     tolerant: results on which those runs agree have a tolerance, too, since it was needed before
 
-    More runs may lead to another answer than ``odd-replay``, and to no other refusal.
+    More runs may turn ``odd-replay`` into another answer, but no other refusal.
     """
     if expected.drew_otherwise(actual):
         return RANDOM_STATE
@@ -131,10 +131,10 @@ def _doubt(detail: str) -> Refusal:
 
 
 class Spread:
-    """Differences between uncaptured runs on the same arguments and random numbers, those from a reference.
+    """Differences of uncaptured runs from a reference run on the same arguments and random numbers.
 
-    distances: of each result in which any run differed, the largest ones
-    runs: how many were made besides the reference
+    distances: the largest distances of each result in which any run differed
+    runs: number of runs, without the reference
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Spread:
         self._surprises: list[_Surprises] = []
 
     def widen(self, reference: Outcome, again: Outcome, varying: Sequence[bool]) -> Refusal | None:
-        """Add the run ``again``; why no replay can be judged by such runs, if they differ where no tolerance is."""
+        """Add the run ``again``. Returns a refusal of any replay if the runs differ where there is no tolerance."""
         if reference.drew_otherwise(again):
             return RANDOM_STATE
         unlike = reference.inexcusable(again, varying)
@@ -165,7 +165,7 @@ class Spread:
         return None
 
     def covers(self, total: _Surprises) -> bool:
-        """True if runs allow a replay to lie outside of their spread by so much ``total``, in results of each type."""
+        """True if the runs allow a replay to lie outside of their spread by ``total``, in results of each type."""
         return all(
             any(run.get(kind, Surprise()).covers(surprise, kind) for run in self._surprises)
             for kind, surprise in total.items()
@@ -179,58 +179,58 @@ def _unsteady(detail: str) -> Refusal:
 # -- how far results may lie apart --------------------------------------------------------------------------------
 
 BLOCK = 32
-"""Neighbours that share a spread, at most. Blocks end with their row."""
+"""Maximum number of neighbours that share a spread. Blocks end with their row."""
 
 SHORT = 8
-"""Rows with fewer elements are not told apart: too few stand in for one another, and of a million rows some would be
+"""Rows with fewer elements are joined: too few would stand in for one another, and some of a million rows would be
 refused."""
 
 TERMS = 64
-"""Tolerance in any case, in units of eps: re-ordered additions of n terms differ by about sqrt(n) · eps of the
+"""Minimum tolerance, in units of eps: re-ordered additions of n terms differ by about sqrt(n) · eps of the
 largest partial sum, and 64 allows some 4,000 terms. The largest result of a block stands in for that sum."""
 
 COARSE = 2.0**-5
-"""No more than this part, or one eps if that is more, is allowed in any case. In bfloat16, 64 · eps is a half, and
-hardly anything would be wrong; nobody keeps long sums in types as coarse."""
+"""Limit of the minimum tolerance, as a fraction of the magnitude, unless one eps is more. In bfloat16, 64 · eps is a
+half, and would accept nearly anything; nobody keeps long sums in types as coarse."""
 
 RARE = 1 / 16
-"""Part of the blocks of a result that may be a surprise, so that one of fewer blocks has none."""
+"""Fraction of the blocks of a result that may be a surprise; so a result of fewer than 16 blocks has none."""
 
 FACTOR = 4
-"""How many times as far from the reference as the furthest of the other uncaptured runs a right replay may lie.
+"""A right replay may lie this many times as far from the reference as the furthest of the other uncaptured runs.
 
-A right replay and the others are drawn alike. For one element with normal errors, with nothing allowed in any case, 4
-refuses a right replay with a chance of 0.8 % after 3 runs, and of 5 in a million after 12, while what is wrong stays
-outside, however often the region runs. Neighbours make that rarer still: of 2000 simulated sums of 200 bfloat16 numbers
-in random order, each a tensor by itself, 8 were refused after 3 runs, and none after 12.
+A right replay and the others have the same distribution. For one element with normal errors and no minimum tolerance, 4
+refuses a right replay with a probability of 0.8 % after 3 runs, and of 5 in a million after 12. A wrong one stays
+outside, however often the region runs. Neighbours make refusals rarer still: of 2000 simulated sums of 200 bfloat16
+numbers in random order, each a tensor by itself, 8 were refused after 3 runs, and none after 12.
 """
 
 _CHUNK = 1 << 22
-"""Elements that are compared at a time, whole blocks: comparing takes memory of its own, several times theirs."""
+"""Elements that are compared at a time, in whole blocks: comparing takes several times their memory in addition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surprise:
-    """How far one run lies outside of what others allow, in results of one type: in how many ``blocks``, and by what
-    ``part`` of their magnitudes at most."""
+    """Excess of one run over the differences that others allow, in results of one type: the number of ``blocks``, and
+    the largest excess as a ``part`` of a block's magnitude."""
 
     blocks: int = 0
     part: float = 0.0
 
     def __add__(self, other: Surprise) -> Surprise:
-        """Of two results together."""
+        """Surprise of two results together."""
         return Surprise(self.blocks + other.blocks, max(self.part, other.part))
 
     def covers(self, other: Surprise, dtype: torch.dtype) -> bool:
-        """True if what this uncaptured run does allows what a replay (``other``) does."""
+        """True if the surprise of this uncaptured run allows that of a replay (``other``)."""
         part = min(FACTOR * self.part, COARSE - TERMS * torch.finfo(dtype).eps)
         return other.blocks <= FACTOR * self.blocks and other.part <= part
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far two tensors lie apart: the largest absolute difference (``apart``) and the largest finite magnitude of
-    the first of them (``magnitude``) in each block, in float64. Rows have ``width`` elements, and blocks go by rows."""
+    """Distance of two tensors: the largest absolute difference (``apart``) and the largest finite magnitude in the
+    first tensor (``magnitude``) of each block, in float64. Rows have ``width`` elements; no block spans two rows."""
 
     apart: torch.Tensor
     magnitude: torch.Tensor
@@ -241,17 +241,17 @@ class Distance:
         return self if other is None else replace(self, apart=torch.maximum(self.apart, other.apart))
 
     def allowed(self, spread: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """How far another may lie from the same reference, in each block, where others are ``spread`` apart."""
+        """Difference from the same reference that a tensor may have, in each block, given the ``spread`` of others."""
         eps = torch.finfo(dtype).eps
         return FACTOR * spread + min(TERMS * eps, max(eps, COARSE)) * self.magnitude
 
     def excess(self, spread: Distance | None, dtype: torch.dtype) -> torch.Tensor:
-        """How much further the other lies off than is allowed, in each block; no ``spread``: runs agree."""
+        """Difference beyond the allowed one, in each block. No ``spread``: the runs agree."""
         return self.apart - self.allowed(torch.zeros_like(self.apart) if spread is None else spread.apart, dtype)
 
     def surprise(self, spread: Distance | None, dtype: torch.dtype) -> Surprise | None:
-        """How far the run of this distance lies outside of what the ``spread`` of others allows; None where it does so
-        in too many blocks for a surprise."""
+        """Excess of the run with this distance over the difference that the ``spread`` of others allows; None if too
+        many blocks exceed it for a surprise."""
         if not self.apart.numel():
             return Surprise()
         excess = self.excess(spread, dtype)
@@ -259,7 +259,7 @@ class Distance:
         return Surprise(len(parts), max(parts.tolist(), default=0.0)) if len(parts) <= RARE * len(excess) else None
 
     def outside(self, spread: Distance | None, dtype: torch.dtype) -> str | None:
-        """Where and by how much the other lies further off than is allowed, if it does."""
+        """Text on where, and by how much, the difference exceeds the allowed one, if it does."""
         if not self.apart.numel():
             return None
         excess = self.excess(spread, dtype)
@@ -272,13 +272,13 @@ class Distance:
         return f"is off by {off:.2e} {where}, allowed are {limit:.2e} (uncaptured runs are {runs:.2e} apart)"
 
     def start(self, block: int) -> int:
-        """The element that a block begins at."""
+        """Index of the first element of a block."""
         row, column = divmod(block, -(-self.width // BLOCK))
         return row * self.width + column * BLOCK
 
 
 _Surprises: TypeAlias = dict[torch.dtype, Surprise]
-"""Of one run: in all results of a type."""
+"""Surprises of one run, by type of the results."""
 
 
 def _add(surprises: _Surprises, kind: torch.dtype, found: Surprise) -> None:
@@ -286,8 +286,8 @@ def _add(surprises: _Surprises, kind: torch.dtype, found: Surprise) -> None:
 
 
 def distance(reference: torch.Tensor, other: torch.Tensor) -> Distance | str:
-    """How far two tensors of one shape lie apart, or what no tolerance is for: integers and booleans that differ, a NaN
-    or an infinity that only one of them has at its place, types without arithmetic. Any NaN equals any other."""
+    """Distance of two tensors of one shape, or text on a difference without tolerance: integers and booleans that
+    differ, a NaN or an infinity that only one has at its place, a type without arithmetic. Any NaN equals any other."""
     try:
         return _distance(reference, other)
     except NotImplementedError:
@@ -316,7 +316,7 @@ def _width(tensor: torch.Tensor) -> int:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The elements of ``tensor`` by rows, as many at a time as _CHUNK allows. No block reaches into two pieces."""
+    """The elements of ``tensor`` by rows, in pieces of at most _CHUNK elements. No block spans two pieces."""
     if not tensor.numel():
         return
     rows = tensor.detach().reshape(-1, _width(tensor))
@@ -325,8 +325,8 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _of_block(reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    """The largest difference and magnitude in each block of two pieces; None where they are finite at different places,
-    or infinite in different ways."""
+    """The largest difference and magnitude in each block of two pieces; None if they are finite at different places, or
+    infinite in different ways."""
     wide = torch.complex128 if reference.is_complex() else torch.float64
     expected, actual = reference.to(wide), other.to(wide)
     finite = torch.isfinite(expected) & torch.isfinite(actual)

@@ -1,17 +1,17 @@
 """The life of a variant, as a program that is read from top to bottom.
 
-    call 1        runs uncaptured: it is warm, and the second one is due to be captured
+    call 1        runs uncaptured: the variant is warm, and due to be captured at its second call
     call 2        its life begins: captured, compared with the run that answers the call, replayed from now on
     call 3        its life goes on, once the ledger consents: captured in another order of launches, and compared
-    calls 4 to …  replayed in turns of either order, which are timed, until one is kept: its life is over
+    calls 4 to …  replayed in both orders in turn, and timed, until one order is kept: its life is over
 
-A variant is what calls of one key and signature have in common. Its life is a generator, ``Lives._live``: each
+A variant stands for all calls of one key and signature. Its life is a generator, ``Lives._live``: each
 ``yield`` waits for the next call to answer. It ends when the calls are replayed for good, or with a refusal: once the
 variant is due again, a new life begins. Votes of ranks (``votes``) are a second generator, which yields at the calls
 at which ranks vote.
 
-The thread that has the capturing turn alone goes on with a life. What others do meanwhile never enters it: they replay
-what there is, or run uncaptured. Whoever frees a capture, on any thread and at any time, drops its life with it.
+Only the thread that has the capturing turn advances a life. Other threads never enter it: meanwhile, they use existing
+captures or run uncaptured. Freeing a capture, on any thread and at any time, also drops its life.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ from pygraph.runtime.votes import AGREED, TOLERATED, Ballot, collectives_of, joi
 __all__ = ["Lives", "Subject"]
 
 Function: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-"""Inductor's convention of a partition: empties its arguments, and returns outputs."""
+"""Inductor's calling convention for partitions: empties its arguments, and returns outputs."""
 
 _MAX_REFUSALS = 2
-"""Captures that fail before a region that was never captured is left off (one, where no scalar tells calls apart)."""
+"""Variants left uncaptured for good that retire a region without captures (one, if no scalar distinguishes calls)."""
 
 _CONTESTS = 3
-"""Variants of a region that are timed in two orders at once; and, if so many kept that of the program, the last."""
+"""Variants timed in two orders at once, at most; after so many decisions in a row for the program's order, none is."""
 
 _WORTH_TRYING = 0.95
-"""Part of the launches that the longest path has at most, for another order to be tried."""
+"""Another order is tried only if the longest path has less than this fraction of the launches."""
 
 _NO_OPERATORS_FAULT = (
     "comparison-failed",
@@ -89,23 +89,23 @@ _NO_OPERATORS_FAULT = (
     "metadata-mutation",
     "only-eager",
 )
-"""Refusals that name an operator, and would name it as well if each replay called it."""
+"""Refusals that name an operator, and that an eager call of it would not avoid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A function that is captured.
+    """A function to capture.
 
     Args:
-        fn: what captures and comparisons run
-        run: what answers calls that are not replayed
-        driver: captures and replays it
-        facts: fields of the programs that no capture tells
-        options: how the region lives
-        owner: whose it is
-        origins: what the lines of ``fn`` run
-        on_capture: is told each program that will be replayed
-        clock: seconds
+        fn: function that captures and comparisons run
+        run: answers calls that are not replayed
+        driver: captures and replays ``fn``
+        facts: fields of the programs that captures do not determine
+        options: options of the region
+        owner: owner of the region
+        origins: origin of each line of ``fn``, or a callable that returns that of the current line
+        on_capture: called with each program that will be replayed
+        clock: returns seconds
     """
 
     fn: Function
@@ -120,19 +120,19 @@ class Subject:
 
 
 class Lives:
-    """The lives of a region's variants, and what these share.
+    """The lives of a region's variants, and the state that they share.
 
     Args:
         table: the variants
-        latest: how the variant that was used last is replayed, where no call has to be told from another by hand
-        left: why nothing is captured any more, if so
-        ballot: how ranks decide on captured collectives, until they do no longer
+        latest: replays the most recently used variant; None if each call has to be looked up
+        left: reason why nothing more is captured, if so
+        ballot: votes of ranks on captured collectives, as long as they vote
         key: reads the scalars of a call
-        signatures: reads all that tells calls apart
-        device: where it is captured
-        parameters: positions of parameters, whose sizes tell no calls apart
-        sensitive: positions of arguments whose storage offsets tell calls apart
-        journal: takes down events
+        signatures: reads the signature of a call
+        device: device on which the region is captured
+        parameters: positions of parameters, whose sizes do not distinguish calls
+        sensitive: positions of arguments whose storage offsets distinguish calls
+        journal: records events
     """
 
     def __init__(self, subject: Subject, record: RegionRecord, table: VariantTable, eager: Mapping[str, None]) -> None:
@@ -151,19 +151,19 @@ class Lives:
         self._eager = dict(eager)
         self._proof = Proof()
         self._recalls = True
-        """Until something was captured that no earlier process has proven, though it had proven this program."""
+        """True until a capture that an earlier process should have proven cannot be used without comparison."""
         self._failures = 0
         self._odd: tuple[Variant, bytes] | None = None
-        """The variant of which the last replay that could be judged was the odd one, and what the call was given."""
+        """The variant whose last judged replay was the odd one, and the fingerprint of the arguments of that call."""
         self._queued = 0
-        """Calls, since the last turn of a contest, of variants that wait for one to end."""
+        """Calls of variants that wait for a contest to end, since the last turn of one."""
         self._paths: dict[int, int] = {}
-        """The longest path of programs by how many launches they have: those of other sizes differ little."""
+        """Longest path of programs by their number of launches: programs of other sizes differ little."""
         self._began: float | None = None
-        """When the call began that captures, if one does now."""
+        """Start time of the call that captures now, if any."""
 
     def meet(self, args: Sequence[Any]) -> ScalarKey:
-        """Learn from the first call what tells calls apart."""
+        """Learn from the first call how to distinguish calls."""
         devices = (arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.device.type != "cpu")
         self.device = next(devices, None) or self.subject.driver.current_device()
         self.parameters = frozenset(i for i, arg in enumerate(args) if isinstance(arg, torch.nn.Parameter))
@@ -173,9 +173,9 @@ class Lives:
         return self.key
 
     def is_known(self, variant: Variant, args: Sequence[Any]) -> bool:
-        """True if a call is captured that runs uncaptured first, one earlier than others, since an earlier process has
-        proven its kernels. Its arguments are held until it has run: those that the caller does not keep must be
-        small."""
+        """True if a call is to be captured one call earlier than others, after it ran uncaptured, since an earlier
+        process has proven its kernels. Its arguments are held until it has run: those that the caller does not keep
+        must be small."""
         if not (self._recalls and self._proof.kept) or self._compares or not (variant.due_next and self._pays):
             return False
         held = self.subject.facts.get("held", ())
@@ -183,7 +183,7 @@ class Lives:
         return sum(map(extent, lost)) <= WORTHWHILE
 
     def fits(self, variant: Variant, args: Sequence[Any]) -> bool:
-        """True if a call is one that ``variant`` is captured for."""
+        """True if ``variant`` is captured for calls like this one."""
         sensitive, captured = variant.like
         return variant.replay is not None and self.signatures.of(args, sensitive) == captured
 
@@ -210,8 +210,8 @@ class Lives:
         return outputs
 
     def may_go_on(self, variant: Variant, args: Sequence[Any]) -> bool:
-        """True if a call is one that the life of a captured variant waits for, and another capture pays. Who prepares
-        sizes asks for one of each."""
+        """True if the life of a captured variant waits for this call, and another capture pays. A thread that prepares
+        sizes asks for one capture of each."""
         if not is_alive(variant.life) or self.ballot is not None or is_asked():
             return False
         if self._no_order_gains or self.subject.owner.frozen:
@@ -227,7 +227,7 @@ class Lives:
     # -- the life of a variant -----------------------------------------------------------------------------------------
 
     def _live(self, variant: Variant, call: Call) -> Generator[None, Call, None]:
-        """From the call at which a variant is due to be captured. Whatever comes of it, the call is answered."""
+        """Life of a variant from the call at which it is due to be captured. The call is answered in any case."""
         known = self._known_order(variant, call.args)
         early = self.is_known(variant, call.args)
         with self._charged(variant):
@@ -244,14 +244,14 @@ class Lives:
             self.record.orders.append(known)
         if not goes_on:
             return
-        del made  # what waits holds nothing of a capture
+        del made  # a waiting life holds nothing of a capture
 
         call = yield
         with self._charged(variant):
             self._capture_rival(variant, call)
 
     def _capture_rival(self, variant: Variant, call: Call) -> None:
-        """Capture in the other order, compare, and replay in turns of either from now on."""
+        """Capture in the other order and compare; from then on, replay in both orders in turn."""
         rival = self.try_capture(call.args, DEPENDENCES)
         if isinstance(rival, Refusal) or not has_order(rival.program):  # or it would take too much memory
             self._keep_order(variant, rival)
@@ -269,7 +269,7 @@ class Lives:
         self._answer(variant, call)
 
     def _capture_first(self, variant: Variant, call: Call) -> Captured | None:
-        """Capture, compare, and replay from now on; None where that was refused."""
+        """Capture, compare, and replay from now on. Returns None if that was refused."""
         if self._like_the_odd_one(variant, call.args):
             # a wrong replay may be right where it reads what was there the last time
             variant.wait(self.subject.clock())
@@ -296,8 +296,8 @@ class Lives:
         return None if refusal is not None else made
 
     def _capture_known(self, variant: Variant, call: Call) -> Captured | None:
-        """Answer a call by an uncaptured run; then capture what an earlier process has proven, and replay from now on.
-        None, as after any uncaptured run, where that cannot be."""
+        """Answer a call by an uncaptured run; then capture kernels that an earlier process has proven, and replay from
+        now on. Returns None, as for any uncaptured call, if that is not possible."""
         args = list(call.args)
         call.outputs = interruptible(partial(self.count, variant), call.args)
         with without_dispatch_modes():  # they have seen the run
@@ -318,7 +318,7 @@ class Lives:
 
     @contextlib.contextmanager
     def _charged(self, variant: Variant) -> Iterator[None]:
-        """The ledger pays for the call that captures, unless the user asks for it."""
+        """Charge the call that captures to the ledger, unless the user asks for the capture."""
         self._began, before = self.subject.clock(), self.record.uncaptured
         try:
             yield
@@ -331,14 +331,14 @@ class Lives:
     # -- the parts of a life -------------------------------------------------------------------------------------------
 
     def order_of(self, variant: Variant) -> str:
-        """The order in which ``variant`` is captured, as the user, or real calls, have decided so far."""
+        """The order in which ``variant`` is captured, as decided so far by the user or by real calls."""
         return DEPENDENCES if DEPENDENCES in (variant.order, self.subject.options.order) else PROGRAM
 
     def try_capture(
         self, args: list[Any], order: str, *, collectives: bool = False, cold: bool = False
     ) -> Captured | Refusal:
-        """A capture, in which operators that fail are eager calls, one after the other; with ``collectives``, which are
-        captured too, the first attempt alone counts, and so it does of a ``cold`` size, which never ran."""
+        """Capture. After a failure, make the operators that it names eager calls, and try again. There is only one
+        attempt with ``collectives``, which are captured too, and for a ``cold`` size, which never ran."""
         subject, proof = self.subject, None if collectives else self._proof
         with without_collection(), tracing(subject.fn, subject.origins) as bodies:
             try:
@@ -364,7 +364,7 @@ class Lives:
                 self.record.python_runs.update(bodies)
 
     def rehearse(self, args: list[Any]) -> Refusal | None:
-        """Record the function once more, and drop the recording; why that failed, if so."""
+        """Record the function once more, and drop the recording. Returns the refusal if that failed."""
         subject = self.subject
         with tracing(subject.fn, subject.origins):
             try:
@@ -381,8 +381,8 @@ class Lives:
         together: Callable[[str | None], bool] | None = None,
         answer: Function | None = None,
     ) -> Verdict:
-        """Hold a capture, which is closed if that raises, against what answers ``call``: ``answer``, which counts it,
-        or an uncaptured run. The verdict comes without outputs."""
+        """Compare a capture with the run that answers ``call``: ``answer``, which counts the call, or an uncaptured
+        run. Closes the capture if that raises. The verdict has no outputs."""
         subject = self.subject
         try:
             with watching() as ran:
@@ -413,7 +413,7 @@ class Lives:
         return replace(verdict, outputs=())
 
     def _judge(self, variant: Variant, made: Captured, call: Call) -> Verdict:
-        """Compare a capture, which answers ``call``; one of proven kernels is right, and answers nothing."""
+        """Compare a capture, which answers ``call``. One of proven kernels is right, and the call is not answered."""
         proof = self._proof
         if not self._compares and proof.covers(made.program):
             self.record.proven += 1
@@ -425,16 +425,16 @@ class Lives:
 
     @property
     def _compares(self) -> bool:
-        """True if captures are compared though their kernels are proven."""
+        """True if captures are compared even if their kernels are proven."""
         return bool(self.subject.options.verify_every) or self._odd is not None
 
     def _answer(self, variant: Variant, call: Call) -> None:
-        """Answer a call that captures, unless that is done."""
+        """Answer a call that captures, unless it is answered already."""
         if call.outputs is None:
             call.outputs = interruptible(partial(self._replayed, variant), call.args)
 
     def _replayed(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
-        """Replay a call if that can be, else run it uncaptured."""
+        """Replay a call if possible, else run it uncaptured."""
         replay = variant.replay  # which another thread may free meanwhile
         if replay is not None:
             try:
@@ -448,7 +448,7 @@ class Lives:
         return self.uncaptured(args)
 
     def _run_timed(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
-        """Run a call uncaptured that captures, and tell the ledger how long it took."""
+        """Run the call that captures uncaptured, and report its time to the ledger."""
         began = self.subject.clock()
         outputs = self._run(args)
         if self._ledger is not None:
@@ -456,7 +456,7 @@ class Lives:
         return outputs
 
     def count(self, variant: Variant, args: list[Any], calls: int = 1) -> Sequence[Any]:
-        """Run a call of ``variant`` uncaptured, which stands for so many that make it due to be captured."""
+        """Run a call of ``variant`` uncaptured, and count it as ``calls`` runs towards a capture."""
         began = self.subject.clock()
         outputs = self.uncaptured(args)
         if self._ledger is not None:
@@ -470,7 +470,7 @@ class Lives:
         return self.uncaptured(args, partial(self.subject.driver.run_inside, self.subject.run))
 
     def uncaptured(self, args: list[Any], run: Function | None = None) -> Sequence[Any]:
-        """Run a call uncaptured; where memory is short, captures make room."""
+        """Run a call uncaptured. If it runs out of memory, captures are freed, and the error is raised."""
         try:
             outputs = (run or self._run)(args)
         except torch.OutOfMemoryError:
@@ -482,7 +482,7 @@ class Lives:
         return outputs
 
     def _like_the_odd_one(self, variant: Variant, args: list[Any]) -> bool:
-        """True if a call has the arguments of the one whose replay was odd; or there is no memory to tell."""
+        """True if a call has the arguments of the call whose replay was odd, or if there is no memory to find out."""
         odd = self._odd
         try:
             return odd is not None and odd[0] is variant and odd[1] == fingerprint(args)
@@ -492,8 +492,8 @@ class Lives:
             raise
 
     def _compared(self, variant: Variant, verdict: Verdict, *, verified: bool = False) -> None:
-        """Keep whether a replay was the odd one of runs that vary, until a capture's is right, or a ``verified`` one of
-        the same variant."""
+        """Remember that a replay was the odd one of runs that vary, until a first replay of any capture is right, or a
+        ``verified`` replay of the same variant."""
         refusal, odd = verdict.refusal, self._odd
         if refusal is None and odd is not None and (odd[0] is variant or not verified):
             self._odd = None
@@ -501,8 +501,8 @@ class Lives:
             self._odd = variant, verdict.arguments
 
     def _make_eager(self, refusal: Refusal) -> bool:
-        """Have replays call the operators that ``refusal`` names; whether that is new. A capture that fails has run
-        nothing."""
+        """Make replays call the operators that ``refusal`` names. Returns whether any of them is new. A failed capture
+        has run nothing."""
         if refusal.reason in _NO_OPERATORS_FAULT or reason_of(refusal.reason).lasting is Lasting.PASSES:
             return False
         new = [base_of(name) for name in refusal.operators if is_operator(name) and base_of(name) not in self._eager]
@@ -515,7 +515,7 @@ class Lives:
     # -- in use --------------------------------------------------------------------------------------------------------
 
     def _adopt(self, variant: Variant, made: Captured, *, tolerant: bool) -> Refusal | None:
-        """Replay what was captured from now on; or why not, if there is no room, or the region was closed meanwhile."""
+        """Replay a capture from now on. Returns a refusal if there is no room, or the region was closed meanwhile."""
         refusal = self.make_room(variant, made)
         if refusal is not None:
             return refusal
@@ -536,8 +536,8 @@ class Lives:
         return None
 
     def make_room(self, variant: Variant, made: Captured) -> Refusal | None:
-        """Have captures go that were not used for longest, of any region of the same owner, if all take too much memory
-        with the new one for ``variant``; a refusal where those that may go are too few."""
+        """Free the least recently used captures of all regions of the owner, if together with the new one for
+        ``variant`` they take too much memory. Returns a refusal if too few may be freed."""
         subject, nbytes = self.subject, made.executable.nbytes
         limits = (subject.options.memory_limit, subject.owner.memory_limit, subject.driver.memory_limit(self.device))
         limit = next(limit for limit in limits if limit is not None)
@@ -546,7 +546,7 @@ class Lives:
         return Refusal(OVER_LIMIT, f"the capture takes {nbytes:,} bytes, and all of them may take {limit:,}")
 
     def timed(self, variant: Variant, replay: Replay) -> Replay:
-        """``replay``, of which the first few runs are timed for the ledger."""
+        """``replay``, with its first few runs timed for the ledger."""
         ledger, account, clock = self._ledger, variant.account, self.subject.clock
         if ledger is None or account.timed >= TIMED:
             return replay
@@ -564,7 +564,7 @@ class Lives:
         return timed_replay
 
     def prefer(self, variant: Variant) -> None:
-        """Try ``variant`` first from now on, unless each call has to be looked at, as for the bits of a float."""
+        """Try ``variant`` first from now on, unless each call has to be looked up, as for the bits of a float."""
         if self._ledger is not None:
             self._ledger.settle(self.record.replays, variant.account)
         plain = self.key is not None and self.key.plain and self.subject.options.verify_every != 1
@@ -577,7 +577,7 @@ class Lives:
         self.latest = replay if replay is None or checked is None else self._unverified(checked, replay)
 
     def _until_paid(self, variant: Variant, replay: Replay) -> Replay:
-        """``replay``, so often as ``variant``, which waits, has to be replayed until another capture is paid for."""
+        """``replay`` of ``variant``, which waits, counted until its savings have paid for another capture."""
         saving = variant.account.saving
         if self._ledger is None or saving <= 0:
             return replay
@@ -594,7 +594,7 @@ class Lives:
         return replay_counted
 
     def _unverified(self, checked: Checked, replay: Replay) -> Replay:
-        """``replay``, but None where the call is one to be verified."""
+        """``replay``, except that it returns None for a call that is to be verified."""
 
         def replay_unverified(args: list[Any]) -> Sequence[Any] | None:
             if self.is_to_be_verified(checked):
@@ -611,8 +611,8 @@ class Lives:
         return bool(checked.unseen) or (every > 0 and checked.unverified + 1 >= every)
 
     def verify(self, variant: Variant, checked: Checked, args: list[Any]) -> Sequence[Any] | None:
-        """Answer a call by running uncaptured what is captured, and hold a replay against that; None, with nothing
-        done, if the call does not fit."""
+        """Answer a call by an uncaptured run, and compare a replay with it. Returns None, with nothing done, if the
+        call does not fit."""
         if not self.fits(variant, args):
             return None
         (executable,) = variant.held or (None,)
@@ -651,8 +651,8 @@ class Lives:
         return verdict.outputs
 
     def _look_less(self, variant: Variant, checked: Checked) -> None:
-        """One call less is compared for bodies that no compared call ran; after the last one, they are replayed all the
-        same, and the report says so."""
+        """Count down the calls that are compared for bodies which no compared call has run. After the last one, these
+        bodies are replayed anyway, and the report says so."""
         checked.looks -= bool(checked.unseen)
         if checked.unseen and not checked.looks:
             self.add_notes(*(f"{name} was replayed before a call ran it that was compared" for name in checked.unseen))
@@ -669,8 +669,8 @@ class Lives:
         return asked and variant.order is None
 
     def _known_order(self, variant: Variant, args: list[Any]) -> Decision | None:
-        """The decision of an earlier process for calls like this; ``variant`` is captured in that order then. It says
-        nothing of collectives that are captured."""
+        """The decision of an earlier process for calls like this one, if any: ``variant`` is then captured in that
+        order. Such a decision does not apply to captured collectives."""
         if not self._measures(variant) or (self._may_vote and any(map(is_functional_collective, self._eager))):
             return None
         path = self._kept_path(args)
@@ -695,17 +695,17 @@ class Lives:
 
     @property
     def _no_order_gains(self) -> bool:
-        """True if the last few variants kept the order of the program: no other is tried any more, since each takes a
-        capture."""
+        """True if the last few variants kept the order of the program. No other order is tried then, since each attempt
+        takes a capture."""
         return [each.order for each in self.record.orders[-_CONTESTS:]] == [PROGRAM] * _CONTESTS
 
     @property
     def _pays(self) -> bool:
-        """True if a capture may be tried whose variant has missed nothing: the ledger consents, or the user asks."""
+        """True if a variant that has missed nothing may be captured: the ledger consents, or the user asks."""
         return self._ledger is None or is_asked() or self._ledger.owed_us <= 0
 
     def _keep_order(self, variant: Variant, why: object = None) -> None:
-        """Replay ``variant`` in the order of the program for good; ``why``: a capture in the other, or its refusal."""
+        """Replay ``variant`` in the program's order for good. ``why``: a capture in the other order, or its refusal."""
         variant.life, variant.order = None, PROGRAM
         if isinstance(why, Captured):
             why.executable.close()
@@ -716,8 +716,8 @@ class Lives:
     def begin_contest(
         self, variant: Variant, contest: Contest, rival: Executable, chosen: Callable[[Variant, Decision], None]
     ) -> bool:
-        """Replay ``variant`` as before and by ``rival``, in turns, until ``contest`` has decided; tell ``chosen``.
-        Returns whether that has begun: another thread may have freed ``variant``."""
+        """Replay ``variant`` as before and by ``rival``, in turns, until ``contest`` has decided; then call ``chosen``.
+        Returns False, with ``rival`` closed, if another thread has freed ``variant``."""
         serial = next(iter(variant.held), rival)
 
         def contested(args: list[Any]) -> Sequence[Any] | None:
@@ -750,7 +750,7 @@ class Lives:
         return False
 
     def order_chosen(self, variant: Variant, decision: Decision) -> None:
-        """``variant`` is replayed in one of its two orders from now on. May be told twice."""
+        """Record the order in which ``variant`` is replayed from now on. May be called twice for one decision."""
         if not any(each is decision for each in self.record.orders):
             self.record.orders.append(decision)
         variant.order = decision.order
@@ -767,8 +767,8 @@ class Lives:
         return self.subject.options.collectives == "measured" and not self.subject.options.verify_every
 
     def _voted_on(self, program: Program) -> tuple[str, str] | None:
-        """The group of the collectives of ``program``, and what its ranks say of them, where they may vote on these now
-        or later: another order of launches waits for that, since where all is captured it takes other times."""
+        """The group of the collectives of ``program``, and a hash of them, if ranks may vote on these now or later.
+        Another order of launches waits for the vote, since its times differ once collectives are captured."""
         open_to_votes = self.record.captures == 0 or self.ballot is not None
         found = collectives_of(program) if self._wants_votes and open_to_votes else None
         refusal = None if found is None else self.subject.driver.no_collectives()
@@ -785,7 +785,7 @@ class Lives:
             next(variant.joint)
 
     def end_votes(self, why: str) -> None:
-        """Ranks vote no longer: each goes on by itself, with what is captured by then."""
+        """End the votes: each rank goes on by itself, with its captures so far."""
         self.ballot = None
         for variant in self.table.captured:
             variant.joint = None
@@ -795,7 +795,7 @@ class Lives:
     # -- the end of lives ----------------------------------------------------------------------------------------------
 
     def free(self, variant: Variant) -> bool:
-        """Free a capture, to be made anew once its calls ran often enough; whether this thread did."""
+        """Free a capture; it is made anew once its calls have run often enough. Returns whether this thread did so."""
         freed = self.table.free(variant)
         if freed:
             variant.ran = 0
@@ -806,7 +806,7 @@ class Lives:
         return freed
 
     def evict(self, variant: Variant, reason: str) -> None:
-        """Free a capture to make room. Its calls run twice as often until the next one; where memory was short, which
+        """Free a capture to make room. The next one waits for twice as many runs; after a shortage of memory, which
         passes, no longer than refused captures wait at most."""
         if self.free(variant):
             if reason == OVER_LIMIT:
@@ -816,9 +816,9 @@ class Lives:
             self.journal.evicted(reason, self.sizes(variant))
 
     def _refuse(self, variant: Variant, refusal: Refusal, *, cold: bool = False) -> None:
-        """Leave a variant uncaptured, for a while or for good. A replay that was wrong, or failures alone, end the
-        whole region's captures. Where memory is short, captures make room that were not used for longer. A ``cold``
-        variant never ran: it may have failed for what its first run loads, and nothing is made of that."""
+        """Leave a variant uncaptured, for a while or for good. A wrong replay, or nothing but failures, ends all
+        captures of the region. If memory is short, captures that have been unused for longer are freed. A ``cold``
+        variant never ran: it may have failed for lack of what its first run loads, so its refusal is ignored."""
         if cold:
             variant.ran = 1
             return
@@ -838,8 +838,8 @@ class Lives:
             self.journal.left(refusal, self.sizes(variant), self._duration_us)
 
     def raised(self, args: list[Any], error: BaseException) -> None:
-        """A call raised: ``args`` is emptied as ever, captures make room if memory is short, and a replay that broke
-        its contract is the region's last."""
+        """Handle an exception of a call: empty ``args`` as ever, free captures if memory is short, and retire the
+        region if a replay broke its contract."""
         args.clear()
         if isinstance(error, torch.OutOfMemoryError):
             live.shed(self.device)
@@ -849,11 +849,11 @@ class Lives:
             self.retire(refusal)
 
     def close(self) -> None:
-        """Free everything that was captured; later calls run uncaptured."""
+        """Free all captures; later calls run uncaptured."""
         self.retire(Refusal(CLOSED))
 
     def retire(self, refusal: Refusal) -> None:
-        """Capture nothing any more."""
+        """Free all captures, and make no more."""
         before, self.left = self.left, refusal
         self._forget()
         if refusal.reason != CLOSED and reason_of(refusal.reason).lasting is Lasting.REGION:
@@ -863,7 +863,7 @@ class Lives:
             self.journal.left(refusal, duration_us=self._duration_us)
 
     def forgive(self) -> None:
-        """Captures are made again, whatever was refused before."""
+        """Allow captures again, whatever was refused before."""
         self.left, self._failures = None, 0
         if self._ledger is not None:
             self._ledger.forgive()
@@ -871,7 +871,7 @@ class Lives:
             self.record.state, self.record.reason = State.WARM, None
 
     def _forget(self) -> None:
-        """Free everything that was captured; what comes next is captured anew."""
+        """Free all captures; later calls may be captured anew."""
         self.latest = None
         self.record.state = State.WARM
         self.table.clear()
@@ -880,11 +880,11 @@ class Lives:
     # -- the record ----------------------------------------------------------------------------------------------------
 
     def add_notes(self, *notes: str) -> None:
-        """Add those that the report does not have yet."""
+        """Add the notes that the report does not have yet."""
         self.record.notes.extend(note for note in notes if note not in self.record.notes)
 
     def tell(self, variant: Variant, program: Program) -> None:
-        """A program is replayed from now on."""
+        """Record, and report, that ``program`` is replayed from now on."""
         self.record.describe(program)
         if is_asked():
             variant.workspace = Workspace.of(program)
@@ -894,22 +894,22 @@ class Lives:
         self.journal.captured(self.sizes(variant), self._duration_us, program.layout.nbytes)
 
     def _count_capture(self, variant: Variant) -> None:
-        """Count the capture that ``variant`` is replayed by, once."""
+        """Count the capture by which ``variant`` is replayed, once."""
         self.record.state, self.record.reason = State.REPLAY, None
         if not variant.counted:
             variant.counted, self.record.captures = True, self.record.captures + 1
 
     def note(self, refusal: Refusal, variant: Variant | None = None, *, waits: str = "") -> None:
-        """Something was refused."""
+        """Record and report a refusal."""
         self.record.refusals.setdefault(refusal.reason, refusal)
         sizes = () if variant is None else self.sizes(variant)
         self.journal.refused(refusal, sizes, self._duration_us, waits=waits)
 
     def sizes(self, variant: Variant) -> Sizes:
-        """The sizes that a variant's calls pass, but for those of parameters."""
+        """Sizes of the tensors that a variant's calls pass, except parameters."""
         return sizes_in(variant.signature, self.parameters)
 
     @property
     def _duration_us(self) -> float:
-        """Of the call that captures, so far."""
+        """Time of the call that captures, so far; 0 if none does."""
         return 0.0 if self._began is None else (self.subject.clock() - self._began) * 1e6

@@ -1,6 +1,6 @@
-"""The regions of this process that are alive, and what is done to many of them at once: retry, release, make room.
+"""The live regions of this process, and operations on many of them at once: retry, release, make room.
 
-Each region has an owner: the session that is entered where its program is compiled, or the one of all others.
+Each region has an owner: the session that is entered where its program is compiled, or the default owner.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Capture:
 
     Args:
         variant: The variant whose calls it replays.
-        evict: Frees it, for a reason, until its calls are captured again.
+        evict: Called with a reason; frees it until its calls are captured again.
     """
 
     variant: Variant
@@ -44,13 +44,13 @@ _numbers = itertools.count()
 
 @dataclass(eq=False)
 class Owner:
-    """Regions that share a limit of memory.
+    """Regions that share a memory limit.
 
     Args:
-        memory_limit: Bytes of a device that their captures may take; None: what the driver says.
+        memory_limit: Bytes of a device that their captures may take; None: the driver's limit.
         frozen: Nothing more is captured.
-        closed: Regions that are made from now on capture nothing, as those that it has.
-        log: Takes the lines about its regions.
+        closed: Its regions capture nothing, including those that are made from now on.
+        log: Logger for its regions.
     """
 
     memory_limit: int | None = None
@@ -60,17 +60,17 @@ class Owner:
 
     @property
     def regions(self) -> list[Region]:
-        """Its regions that are alive, oldest first."""
+        """Its live regions, oldest first."""
         return [region for region in regions() if region.owner is self]
 
 
 EVERYBODY = Owner()
-"""The owner of regions that are made in no session."""
+"""The owner of regions that are made outside of all sessions."""
 
 
 @dataclass(slots=True)
 class _Block:
-    """A block of a thread's, in which what is compiled belongs to ``owner``, until it is ``left``."""
+    """A ``with`` block of a thread: programs compiled in it belong to ``owner``, until it is ``left``."""
 
     owner: Owner
     outer: _Block | None = None
@@ -88,14 +88,14 @@ def _block() -> _Block | None:
 
 
 def owner() -> Owner:
-    """The owner of what is compiled here and now."""
+    """The owner of programs that are compiled in the current context."""
     block = _block()
     return EVERYBODY if block is None else block.owner
 
 
 @contextlib.contextmanager
 def owned_by(owner: Owner) -> Iterator[None]:
-    """Within the block, what this thread compiles belongs to ``owner``. It may be left on another thread."""
+    """Within the block, programs that this thread compiles belong to ``owner``. It may be left on another thread."""
     block = _Block(owner, _block())
     _innermost.set(block)
     try:
@@ -106,17 +106,17 @@ def owned_by(owner: Owner) -> Iterator[None]:
 
 
 def enter(region: Region) -> None:
-    """Know ``region`` for as long as it is alive."""
+    """Register ``region`` for as long as it is alive."""
     _regions[next(_numbers)] = region
 
 
 def regions() -> list[Region]:
-    """All regions that are alive, oldest first. Other threads may make some meanwhile."""
+    """All live regions, oldest first. Other threads may make more meanwhile."""
     return [region for region in (known() for known in _regions.valuerefs()) if region is not None]
 
 
 def counters_of(among: Iterable[Region]) -> dict[str, dict[str, int]]:
-    """The counters of each region, by its name; those of one name are added up."""
+    """The counters of each region, by name; counters of regions with one name are added up."""
     found: dict[str, Counter[str]] = {}
     for region in among:
         name, counted = region.counters
@@ -146,8 +146,8 @@ def release() -> int:
 
 
 def shed(device: torch.device, before: int | None = None) -> int:
-    """Free the least recently used half of the captures on ``device``, of those that were not replayed since the replay
-    with the number ``before``. Returns how many these were."""
+    """Free the least recently used half of the captures on ``device``, only of those not replayed since the replay with
+    the number ``before``, if given. Returns how many were freed."""
     idle = [capture for capture in _by_use(device, regions()) if before is None or capture.variant.used <= before]
     chosen = idle[: (len(idle) + 1) // 2]
     for capture in chosen:
@@ -156,16 +156,16 @@ def shed(device: torch.device, before: int | None = None) -> int:
 
 
 def held_bytes(device: torch.device, owner: Owner | None = None) -> int:
-    """Bytes of ``device`` that captures on it take: all, or those of an ``owner``."""
+    """Bytes of ``device`` that captures on it take: of all regions, or of those of an ``owner``."""
     mine = regions() if owner is None else owner.regions
     return sum(region.record.held_bytes for region in mine if region.device == device)
 
 
 def make_room(device: torch.device, nbytes: int, limit: int, spared: Variant, owner: Owner) -> bool:
-    """Free the least recently used captures of ``owner`` on ``device``, but for that of ``spared``, until ``nbytes``
-    more make no more than ``limit`` in all. False, with nothing freed, where all of them would not do.
+    """Free the least recently used captures of ``owner`` on ``device``, except that of ``spared``, until ``nbytes``
+    more fit into ``limit``. Returns False, with nothing freed, if freeing all of them would not be enough.
 
-    One thread captures at a time, so that what others do meanwhile only makes more room.
+    One thread captures at a time, so other threads can only make more room meanwhile.
     """
     excess = held_bytes(device, owner) + nbytes - limit
     chosen: list[Capture] = []
@@ -181,6 +181,6 @@ def make_room(device: torch.device, nbytes: int, limit: int, spared: Variant, ow
 
 
 def _by_use(device: torch.device, among: list[Region]) -> list[Capture]:
-    """The captures of regions on ``device`` that may go, the least recently used first."""
+    """The captures of regions on ``device`` that may be freed, the least recently used first."""
     known = (capture for region in among if region.device == device for capture in region.captures())
     return sorted(known, key=lambda capture: capture.variant.used)

@@ -4,11 +4,11 @@
                 └─ built meanwhile ─┬─ there ──┘
                                     └─ failed ─► looked for again after a while, or by ``pygraph.retry()``
 
-A wheel carries libraries in ``PREBUILT``, each under a hash of all that it depends on: the commit of torch, the Python,
+A wheel carries libraries in ``PREBUILT``, each under a hash of all its dependences: the commit of torch, the Python,
 the sources. ``tools/wheels.py`` builds them. For any other torch or Python, the library is compiled in the background.
-It lies in the cache folder, under a hash of the compiler too: only what this user or root wrote, whole, is loaded, and
-anything else is built again. Processes that arrive together wait for one another; what a process that died while
-building left behind is removed by the next that builds.
+It is stored in the cache folder, under a hash that also covers the compiler. Only a complete file written by this user
+or root is loaded; anything else is built again. Processes that start together wait for one another. Files left by a
+process that died while building are removed by the next build.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ from pygraph.runtime.reasons import BUILDING
 _log = logging.getLogger("pygraph.runtime")
 
 SHARED = Path(__file__).resolve().parent / "native"
-"""Headers that every library may include: each of them is part of what a library depends on."""
+"""Headers that every library may include: each library depends on all of them."""
 
 PREBUILT = Path(__file__).resolve().parent / "prebuilt"
 """Libraries that a wheel carries. A checkout has none."""
 
 _CXX_RUNTIME = "-l:libstdc++.so.6"
-"""The C++ runtime that torch uses, by its file. Where only the static one is installed for linking, an extension would
-carry a second runtime, and die where the two meet: as soon as it raises."""
+"""The C++ runtime that torch uses, by file name. If only the static one is installed for linking, an extension would
+otherwise contain a second runtime, and crash as soon as it raises."""
 
 _CPU_SECONDS = 300
-"""CPU time that each process of the compiler may take: it takes about 20 s. A busy machine makes a build no worse."""
+"""CPU seconds that each compiler process may take; it needs about 20 s. The limit does not depend on other load."""
 
 _VERSION_SECONDS = 10.0
-"""Time that ``c++ --version`` may take. The first call that could capture waits for it."""
+"""Seconds that ``c++ --version`` may take. The first call that could capture waits for it."""
 
 _LINE_SECONDS = 10.0
-"""Between two lines of the log while a library is being built."""
+"""Seconds between two lines of the log while a library is being built."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
-"""Seconds after which a build that failed is tried again: each pause is twice the one before."""
+"""Shortest and longest pause in seconds before a failed build is tried again: each one is twice the one before."""
 
 _SCRATCH = f"{cache.TEMPORARY}build-"
 
@@ -77,8 +77,8 @@ _SCRATCH = f"{cache.TEMPORARY}build-"
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """An attempt to get at a library. ``looked``: it is known whether one is kept already. ``over``: there is an
-    ``outcome``, which is the library and its file, or why there is none. ``again``: when another one may follow."""
+    """An attempt to get a library. ``looked``: it is known whether one exists already. ``over``: there is an
+    ``outcome``, the library and its file, or a refusal. ``again``: time from which another attempt may follow."""
 
     looked: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
@@ -87,7 +87,7 @@ class _Attempt:
 
 
 class Loader:
-    """A library that is built in the background, and loaded once per process by a call of the loader. ``clock`` has
+    """A library that is built in the background, and loaded once per process by a call of the loader. ``clock`` returns
     seconds."""
 
     def __init__(self, describe: Callable[[], NativeLibrary], clock: Callable[[], float] = time.monotonic) -> None:
@@ -100,19 +100,19 @@ class Loader:
         _loaders.add(self)
 
     def after_fork(self) -> None:
-        """A forked process has no thread that builds."""
+        """Start anew in a forked process, which has no thread that builds."""
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
 
     def start(self, folder: str | None = None) -> None:
-        """Begin in the background, unless that began already, or failed a while ago. ``folder``: the cache folder to
-        build in."""
+        """Begin in the background, unless an attempt has begun already, or failed a short while ago. ``folder``: cache
+        folder for the build."""
         if self._module is None:
             self._begun(folder)
 
     def unready(self) -> Refusal | None:
-        """Why there is no module yet; None once it is loaded. Waits for a look into the cache folder, and for what is
-        being built only within ``waiting_for_builds``."""
+        """Reason why there is no module yet; None once it is loaded. Waits for a look into the cache folder, but for a
+        build only within ``waiting_for_builds``."""
         if self._module is not None:
             return None
         attempt = self._begun()
@@ -135,7 +135,7 @@ class Loader:
         return attempt is not None and attempt.looked.is_set() and not attempt.over.is_set()
 
     def __call__(self) -> ModuleType:
-        """The module, once it is built. Raises CaptureError (``native-unavailable``) when there is none."""
+        """The module, once it is built. Raises CaptureError (``native-unavailable``) if there is none."""
         made = self._module or self._loaded(self._begun())
         if isinstance(made, Refusal):
             raise CaptureError(made.reason, made.detail)
@@ -173,7 +173,7 @@ class Loader:
             attempt.over.set()
 
     def _loaded(self, attempt: _Attempt) -> ModuleType | Refusal:
-        """Outcome of an attempt, once it is over: not loaded on its own thread, which may end amid native code."""
+        """Outcome of an attempt, once it is over. Loads here, since the attempt's thread may end within native code."""
         attempt.over.wait()
         with self._lock:
             if self._module is None and isinstance(attempt.outcome, tuple):
@@ -209,7 +209,7 @@ def is_building() -> bool:
 
 @atexit.register
 def _tell_of_the_end() -> None:
-    """A build ends with its process, and the next one would begin anew each time."""
+    """Warn that a build ends with its process: the next process has to begin it anew."""
     if any(loader.is_compiling for loader in list(_loaders)):
         _log.warning(
             "this process ends before a native library is built that captures need: `pygraph explain SCRIPT` waits for "
@@ -218,14 +218,14 @@ def _tell_of_the_end() -> None:
 
 
 def retry_failed() -> None:
-    """Begin anew with each library that could not be built."""
+    """Try again to build each library that could not be built."""
     for loader in list(_loaders):
         loader.retry()
 
 
 @contextlib.contextmanager
 def waiting_for_builds() -> Iterator[None]:
-    """While open, calls that could capture wait for a native library that is being built, on whatever thread."""
+    """While open, calls on any thread that could capture wait for a native library that is being built."""
     _waiting.append(None)
     try:
         yield
@@ -277,10 +277,10 @@ class Target:
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """The Python extension ``_pygraph_NAME`` made of ``source``, which may include headers beside it and of ``SHARED``.
+    """The Python extension ``_pygraph_NAME`` made of ``source``, which may include headers beside it and in ``SHARED``.
 
-    ``libraries`` are torch's that it is linked with. ``includes`` finds directories of headers besides torch's and
-    Python's; it raises CaptureError (``native-unavailable``) where there are none.
+    ``libraries``: torch's libraries with which it is linked. ``includes``: finds directories of headers other than
+    torch's and Python's; raises CaptureError (``native-unavailable``) if there are none.
     """
 
     name: str
@@ -294,8 +294,8 @@ class NativeLibrary:
         return f"_pygraph_{self.name}"
 
     def load(self, path: Path) -> ModuleType:
-        """The module in ``path``. Raises CaptureError (``native-unavailable``) when it cannot be loaded; one that came
-        with the wheel is not found again then."""
+        """The module in ``path``. Raises CaptureError (``native-unavailable``) if it cannot be loaded: ``find`` then
+        does not return it again if it came with the wheel."""
         if path.parent == PREBUILT:  # whoever wrote it wrote this module as well
             name = str(path)
         else:
@@ -319,8 +319,8 @@ class NativeLibrary:
         return module
 
     def find(self, folder: str | None = None) -> Path | None:
-        """The library, if the wheel or ``folder`` has it already (as for ``build``). Raises CaptureError
-        (``native-unavailable``) when it is not known which one that is: where the compiler does not answer."""
+        """The library, if the wheel or ``folder`` (as for ``build``) has it already. Raises CaptureError
+        (``native-unavailable``) if the compiler does not answer, so that the path is not known."""
         prebuilt = PREBUILT / self.prebuilt(Target.here())
         if prebuilt not in _unusable and prebuilt.is_file():
             return prebuilt
@@ -328,8 +328,8 @@ class NativeLibrary:
         return None if cache.load(path) is None else path
 
     def build(self, folder: str | None = None) -> Path:
-        """The library, compiled unless it is in ``folder`` already: where ``cache.VARIABLE`` says by default, or in the
-        user's cache. Raises CaptureError (``native-unavailable``)."""
+        """The library, compiled unless ``find`` has it already. ``folder``: by default, that of ``cache.VARIABLE``, or
+        the user's cache. Raises CaptureError (``native-unavailable``)."""
         try:
             found = self.find(folder)
             if found is not None:
@@ -345,16 +345,16 @@ class NativeLibrary:
         return path
 
     def path(self, root: Path) -> Path:
-        """Where in ``root`` the library for this interpreter, this torch, this compiler and these sources lies,
-        wherever the sources lie."""
+        """Path in ``root`` of the library for this interpreter, this torch, this compiler and these sources,
+        independent of the sources' folder."""
         compiler, target = _compiler(), Target.here()
         parts = [torch.__version__, sys.version, platform.machine(), _compiler_version(*compiler)]
         parts += [*compiler, *self._flags(target), *self._search(target), *self._links(target)]
         return root / "native" / f"{self.name}-{self._fingerprint(parts)}" / f"{self.module}{target.suffix}"
 
     def prebuilt(self, target: Target) -> str:
-        """The name in ``PREBUILT`` of the library of these sources for ``target``. Only what includes CUDA's headers
-        depends on the CUDA that torch was built with."""
+        """The name in ``PREBUILT`` of the library of these sources for ``target``. Only a library that includes CUDA's
+        headers depends on the CUDA with which torch was built."""
         cuda = target.cuda if "c10_cuda" in self.libraries else None
         parts = [target.commit, str(cuda), *self._flags(target), *self.libraries]
         release = target.version.partition("+")[0]
@@ -375,7 +375,7 @@ class NativeLibrary:
     def _flags(self, target: Target) -> list[str]:
         release = tuple(int(part) for part in target.version.split(".")[:2])
         standard = "-std=c++20" if release >= (2, 12) else "-std=c++17"
-        # As torch itself is built. Without NDEBUG, pybind11 asks who holds the GIL at each reference counted.
+        # As torch itself is built. Without NDEBUG, pybind11 checks who holds the GIL at each change of a count.
         flags = [standard, "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
         flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(target.cxx11_abi)}")
         return [*flags, "-DPYGRAPH_DISTRIBUTED"] if target.distributed else flags
@@ -389,7 +389,7 @@ class NativeLibrary:
         return [_CXX_RUNTIME, f"-L{target.torch / 'lib'}", *(f"-l{name}" for name in self.libraries)]
 
     def _compile(self, path: Path) -> None:
-        """Compile beside ``path``, then store it whole. Called under the lock."""
+        """Compile in the folder of ``path``, then store it as a whole. Called under the lock."""
         for left in path.parent.glob(f"{_SCRATCH}*"):  # of a process that was killed: nobody else builds now
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent, ignore_cleanup_errors=True) as scratch:
@@ -410,7 +410,7 @@ def _root(folder: str | None) -> Path:
 
 @contextlib.contextmanager
 def _telling(name: str) -> Iterator[None]:
-    """Log a line every so often that a library is being built, by this process or by another one."""
+    """Log a line at intervals while a library is being built, by this process or by another one."""
     over, start = threading.Event(), time.monotonic()
 
     def tell() -> None:
@@ -442,16 +442,16 @@ kill -9 $!
 wait
 exit $status
 """
-"""Runs a command with a limit on CPU time, in a process group that ends when the other end of its stdin is closed, as
-it is by the system when the process that holds it dies, in whatever way."""
+"""Runs a command with a limit on CPU time, in a process group that ends when the other end of its stdin is closed. The
+system closes it when the process that holds it dies, however that happens."""
 
 _guards: set[int] = set()
-"""The ends of pipes that compilers live by."""
+"""The ends of pipes whose closing ends the compilers."""
 
 
 @contextlib.contextmanager
 def _guard() -> Iterator[int]:
-    """Yields a stdin that is open for as long as the block lasts, and this process does."""
+    """Yields a stdin that stays open until the block is left, or this process ends."""
     read, write = os.pipe()
     _guards.add(write)
     try:
@@ -463,8 +463,8 @@ def _guard() -> Iterator[int]:
 
 
 def _run(command: list[str], seconds: float | None = None) -> str:
-    """Run the compiler; returns its output. Raises CaptureError (``native-unavailable``) when it fails, and after
-    ``seconds``. Processes that it started end with it, and with this one."""
+    """Run the compiler; returns its output. Raises CaptureError (``native-unavailable``) if it fails, or takes longer
+    than ``seconds``. Processes that it started end with it, and with this process."""
     guarded, pipe = ["sh", "-c", _GUARD, "sh", str(_CPU_SECONDS), *command], subprocess.PIPE
     with (
         _guard() as stdin,
@@ -486,7 +486,7 @@ def _run(command: list[str], seconds: float | None = None) -> str:
 
 
 def _in_child() -> None:
-    """The compilers of a process are not those of its forks."""
+    """Detach a forked process from the compilers of its parent."""
     for write in _guards:
         os.close(write)
     _guards.clear()

@@ -1,7 +1,7 @@
-"""Which operators and kernels give other results each time for the same operands, and what of a program they decide.
+"""Operators and kernels whose results vary for the same operands, and the memory of a program that they decide.
 
-They add or store in any order. The list is about operators, whatever the device: an operator is on it if it is
-non-deterministic on any device. ``judge`` has a tolerance for what they decide, and for nothing else.
+They add or store in any order. The list does not distinguish devices: an operator is on it if it is non-deterministic
+on any device. ``judge`` has a tolerance only for results that they decide.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _OPERATORS = re.compile(
 _BITWISE = torch.Tag.nondeterministic_bitwise
 
 _ASSIGNED = re.compile(r"^(\w+) = async_compile\.", re.MULTILINE)
-"""How a program of Inductor's begins to define a kernel, whose source is part of the definition."""
+"""Start of a kernel's definition in an Inductor program; the source is part of the definition."""
 
 _ATOMIC = re.compile(r"\b(?:atomic_(?:add|add_vec|cas|xchg)|exclusive_scan_decoupled_lookback\w*)\s*[(<]")
-"""Calls, in Triton and in C++, that add in the order in which threads arrive, or with which that can be written."""
+"""Calls, in Triton and in C++, that add in the order in which threads arrive, or that can implement this."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -63,8 +63,8 @@ def nondeterministic_operator(op: OpOverload) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def nondeterministic_kernels(source: str) -> frozenset[str]:
-    """Those kernels of the program in the file ``source``, which Inductor emitted, whose results may differ from run to
-    run, by their names there. None where the file cannot be read."""
+    """Names of the kernels in the file ``source``, a program emitted by Inductor, whose results may differ from run to
+    run. Empty if the file cannot be read."""
     try:
         text = Path(source).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -77,8 +77,8 @@ def nondeterministic_kernels(source: str) -> frozenset[str]:
 
 
 def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> frozenset[tuple[AllocationKind, int]]:
-    """The allocations that may come out otherwise each time: a launch that is known to be non-deterministic writes
-    them, or one that reads what such a launch wrote, and so on, also where they are overwritten."""
+    """The allocations whose contents may differ each time: a launch that is known to be non-deterministic writes them,
+    or one that reads from such an allocation, and so on, even if they are overwritten."""
     used: dict[int, list[Slot]] = {}
     for slot in slots:
         used.setdefault(slot.launch, []).append(slot)

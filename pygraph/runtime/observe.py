@@ -1,10 +1,10 @@
 """Observation of a region under capture, for both drivers: the operators that it dispatches, and its outputs.
 
     region ─┬─ aten.add.Tensor(x, y)   ─► operands: x and y are read           recorded, or run and captured
-            ├─ mylib.op.default(x)     ─► eager: each replay calls it          written down, with stand-ins for results
+            ├─ mylib.op.default(x)     ─► eager: each replay calls it          noted, with stand-ins for results
             └─ return z, x             ─► outputs: memory of z, argument 0
 
-A driver says how one operator is taken (``OperatorObserver.observe``), and whose memory a tensor shows
+A driver defines how an operator is observed (``OperatorObserver.observe``), and in whose memory a tensor lies
 (``CaptureMemory``).
 """
 
@@ -42,8 +42,8 @@ SCALARS = (bool, int, float, type(None))
 
 
 class OperatorObserver(TorchDispatchMode, ABC):
-    """While open, observes every operator of this thread that reaches the dispatcher. What ``observe`` calls itself is
-    not observed."""
+    """While open, observes every operator of this thread that reaches the dispatcher, except those that ``observe``
+    itself calls."""
 
     supports_higher_order_operators = True
 
@@ -61,8 +61,8 @@ class OperatorObserver(TorchDispatchMode, ABC):
 
 
 def operands(call: OperatorCall) -> Iterator[tuple[torch.Tensor | None, bool, bool]]:
-    """Each tensor that an operator is given, in the order of its schema, and whether it may read and write that. None
-    stands for a number where a tensor is declared."""
+    """Each tensor operand of a call, in the order of the schema, and whether the operator may read and write it. None
+    stands for a number in place of a declared tensor."""
     given = call.operands()
     for position, reads, writes in _given_tensors(call.op):
         value = given[position][1]
@@ -81,12 +81,12 @@ def _given_tensors(op: OpOverload) -> tuple[tuple[int, bool, bool], ...]:
 
 @functools.lru_cache(maxsize=1024)
 def offset_of(op: OpOverload) -> tuple[int, Any] | None:
-    """The argument by which an operator is given an offset from the start of a storage, and its position, if any."""
+    """The position and the argument by which an operator takes an offset from the start of a storage, if any."""
     return next(((at, each) for at, each in enumerate(op._schema.arguments) if each.name == "storage_offset"), None)
 
 
 def uses_absolute_offset(call: OperatorCall) -> bool:
-    """True if ``call`` sets an offset from the start of a storage: its tensors' place in that is then baked in."""
+    """True if ``call`` sets an offset from the start of a storage: its tensors' offsets are then baked in."""
     found = offset_of(call.op)
     return found is not None and call.value(*found) is not None
 
@@ -106,7 +106,7 @@ def run_region(run: Callable[[], Any], explain: Callable[[Exception], tuple[str,
 
     Args:
         run: calls the region on stand-ins
-        explain: reason and detail of the CaptureError that stands for anything else that is raised
+        explain: returns reason and detail of the CaptureError that replaces any other exception
     """
     reset_blame()
     failure: CaptureError
@@ -129,7 +129,7 @@ def run_region(run: Callable[[], Any], explain: Callable[[Exception], tuple[str,
 
 @contextlib.contextmanager
 def _frames_cleared() -> Iterator[None]:
-    """Whatever is raised keeps nothing alive that was local to the frames that it came through."""
+    """Within the block, an exception keeps no locals of the frames that it passed through alive."""
     try:
         yield
     except BaseException as error:
@@ -155,8 +155,8 @@ class CaptureMemory(Protocol):
         """Tensors of the compiled module, by name."""
 
     def place(self, tensor: torch.Tensor) -> tuple[Allocation, int]:
-        """The allocation of a returned tensor, and how many bytes behind its begin the tensor's first element lies.
-        Raises CaptureError for a tensor that cannot be returned."""
+        """The allocation of a returned tensor, and the bytes from its start to the tensor's first element. Raises
+        CaptureError for a tensor that cannot be returned."""
 
 
 def describe_outputs(returned: Sequence[Any], memory: CaptureMemory) -> tuple[Output, ...]:

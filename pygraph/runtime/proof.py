@@ -1,13 +1,13 @@
-"""Which kernels are proven: a capture of nothing else is used without being compared.
+"""Proven kernels of a region: a capture of only such kernels is used without being compared.
 
-    size 4    captured twice, compared     its kernels are proven, and which of their words are addresses
-    size 6    captured once                the same kernels, depending on each other alike: replayed at once
+    size 4    captured twice, compared     proves its kernels, and which of their words are addresses
+    size 6    captured once                the same kernels with the same dependences: replayed at once
     size 8    captured once, compared      a matrix product chose a kernel that the region never had
 
-A kernel is proven once a replay that contained it was judged right in this region. That shows that the words which were
-patched are all of its addresses, and that it does nothing which a replay leaves out. Both follow from its code, and not
-from sizes. What depends on sizes is read from each capture anew: numbers, grids, which allocation each address lies in,
-what each launch uses.
+A kernel is proven once a replay that contained it was judged right in this region. That shows that the patched words
+are all of its addresses, and that it does nothing which a replay leaves out. Both follow from its code, not from sizes.
+Facts that depend on sizes are read anew from each capture: numbers, grids, the allocation of each address, and the
+memory that each launch uses.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ __all__ = ["Proof", "proof_path"]
 _log = logging.getLogger("pygraph.runtime")
 
 _Addresses = dict[str, set[frozenset[int]]]
-"""By kernel, the words that were replaced in one of its launches: an operand may be missing in some."""
+"""By kernel, the sets of words that were replaced in its launches: an operand may be missing in some."""
 
 _WRONG = "a replay of what was proven was wrong"
-"""In the place of what is proven."""
+"""Contents of the file in place of proofs, once one was wrong."""
 
 _NEAR = 1 << 24
-"""Bytes (16 MiB) around the memory of a capture, in which a kernel of which nothing is proven may have an address that
-lies outside of its tensor."""
+"""Bytes (16 MiB) around the memory of a capture in which an address of an unproven kernel, outside of its tensor, may
+lie."""
 
 
 def proof_path(fn: Callable[..., Any], args: Sequence[Any], cache_dir: str | None, passes: str) -> Path | None:
-    """The file in ``cache_dir`` for what is proven of ``fn``, whose programs launch passes of the key ``passes`` make;
-    None if nothing is kept. The key has all that a proof depends on, this package's source too."""
+    """The file in ``cache_dir`` for proofs of ``fn``, with launch passes of the key ``passes``; None if nothing is
+    kept. The file's key covers everything on which a proof depends, this package's source included."""
     program = None if cache_dir is None else program_key(fn, args)
     key = program and (package_digest(PACKAGE), *program, passes)
     return None if key is None else kept_under(cache_dir, "proofs", key)
 
 
 class Proof:
-    """The kernels that are proven in one region, and how launches of them depended on each other.
+    """The kernels that are proven in one region, and the dependences between their launches.
 
     Args:
-        path: the file of this region's, which other processes may write as well; None: nothing is kept
+        path: file of this region, which other processes may write as well; None: nothing is kept
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -66,11 +66,11 @@ class Proof:
 
     @property
     def kept(self) -> bool:
-        """True if an earlier process has proven kernels, and this one has not met them yet."""
+        """True if an earlier process has proven kernels, and this one has proven nothing itself yet."""
         return bool(self._addresses) and not self._met
 
     def add(self, program: Program) -> None:
-        """A replay of ``program`` was judged right."""
+        """Add the kernels of ``program``, of which a replay was judged right."""
         new, self._met = False, True
         for launch, words in zip(program.recording.launches, _patched(program), strict=True):
             known = self._addresses.setdefault(_kernel(launch), set())
@@ -83,7 +83,7 @@ class Proof:
             self._store()
 
     def forget(self) -> None:
-        """Nothing is proven any more. Other processes, which may have read the file, read and write it no more."""
+        """Drop all proofs, here and on disk. Other processes that read the file afterwards do not use it any more."""
         self._addresses, self._structures = {}, set()
         path, self._path = self._path, None
         try:
@@ -93,8 +93,8 @@ class Proof:
             _log.warning("what was proven wrongly stays on disk, for later processes: remove it: %s", error)
 
     def covers(self, program: Program) -> bool:
-        """True if a replay of ``program`` need not be compared: its kernels are proven and depend on each other as they
-        did before. Operators that may keep a state of their own are never proven."""
+        """True if a replay of ``program`` need not be compared: its kernels are proven, and their dependences are those
+        of a proven program. Operators that may have internal state are never proven."""
         launches = program.recording.launches
         if program.recording.python or not all(map(_is_closed, launches)):
             return False
@@ -103,13 +103,13 @@ class Proof:
         return known and _structure(program) in self._structures
 
     def resolve(self, recording: Recording, memory: Sequence[Allocation] = ()) -> SlotTable | None:
-        """The slots of a single capture. Each word that lies in memory of the capture is one.
+        """The slots of a single capture. Each word that lies in memory of the capture is a slot.
 
-        None, so that it is captured once more, where nothing is proven yet, where a word points to no single place, or
-        may be an address of the ``memory`` of somebody else. A launch whose addresses are not those of a proven kernel
-        has to be one of ATen's, which points to nothing but what its call can use; none of its other words may lie
-        anywhere near the capture's memory, as that of a kernel does that begins before its tensor. Words that lie
-        elsewhere are inert as in ``discover``.
+        Returns None, so that a second capture is made, if nothing is proven yet, or if a word does not point to a
+        single place, or may be an address of somebody else's ``memory``. If the addresses of a launch are not those of
+        a proven kernel, it has to be one of ATen, with addresses only of memory that its call can use. None of its
+        other words may lie near the capture's memory, as one of a kernel that begins before its tensor does. Words that
+        lie elsewhere are inert as in ``discover``.
         """
         addresses, others = AddressMap(recording.allocations), AddressMap(memory)
         if addresses.overlap is not None or not self._addresses:
@@ -124,7 +124,7 @@ class Proof:
         for launch in recording.launches:
             unowned = {each.word for each in launch.unowned}
             found, stray, words = len(slots), False, set[int]()
-            # of some ten thousand words, most of which are small numbers
+            # most of some ten thousand words are small numbers
             likely = [at for at, word in enumerate(launch.words) if word >= least or at in unowned]
             for position in likely:
                 word = launch.words[position]
@@ -151,7 +151,7 @@ class Proof:
             if words in proven:
                 if kernel not in known:
                     known[kernel] = frozenset().union(*proven)
-                missing = known[kernel] - words  # null, or an address of what nobody knows
+                missing = known[kernel] - words  # null, or an address of unknown memory
                 if not any(launch.words[position] for position in missing):
                     continue
             reach = launch.may_access
@@ -162,7 +162,7 @@ class Proof:
     # -- on disk -------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        """Add what the file has."""
+        """Add the proofs in the file."""
         found = None if self._path is None else load_json(self._path)
         if self._path is None or found is None:
             return
@@ -180,7 +180,7 @@ class Proof:
         self._structures |= structures
 
     def _store(self) -> None:
-        """Write everything, with what another process has written meanwhile: at worst, its latest addition is lost."""
+        """Write all proofs, and those that other processes have written: at worst, the latest of these are lost."""
         if self._path is None:
             return
         self._load()
@@ -194,7 +194,7 @@ class Proof:
 
 
 def _kernel(launch: Launch) -> str:
-    """All that is the same in each launch of a kernel, in any process."""
+    """Text of the facts that all launches of a kernel share, in any process."""
     return _kernel_of(launch.kind.value, launch.name, launch.code, len(launch.words))
 
 
@@ -204,13 +204,13 @@ def _kernel_of(*facts: Hashable) -> str:
 
 
 def _is_closed(launch: Launch) -> bool:
-    """True if a launch is known to do nothing but to what it is given, so that it has no state of its own. What is in
-    bodies is always compared."""
+    """True if a launch is known to affect only its operands, so that it has no internal state. Launches with bodies are
+    always compared."""
     return not launch.bodies and (launch.uses is not None or launch.operands is not None or launch.eager is not None)
 
 
 def _patched(program: Program) -> list[frozenset[int]]:
-    """For each launch, the words that are replaced: addresses, and what would show in a comparison if it was one."""
+    """For each launch, the words that are replaced: addresses, and words whose use as one a comparison would show."""
     words: list[set[int]] = [set() for _ in program.recording.launches]
     for slot in program.slots:
         words[slot.launch].add(slot.word)
@@ -220,8 +220,8 @@ def _patched(program: Program) -> list[frozenset[int]]:
 
 
 def _structure(program: Program) -> str:
-    """A hash of what each launch is given, with intermediates numbered as they are met, and of which launches wait for
-    which. That they wait for all that they depend on, in the bytes of any size, is for the verifier to say."""
+    """A hash of the operands of each launch, with intermediates numbered as they are met, and of the order of launches.
+    The verifier checks that launches wait for all that they depend on, in the bytes of any size."""
     met: dict[int, int] = {}
     pool = AllocationKind.POOL
     given = sorted(

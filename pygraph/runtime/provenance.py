@@ -1,8 +1,8 @@
 """Why a region is not replayed, and where in the user's program the reason lies.
 
-A region says which operators each line of its function runs. While a driver captures, it asks ``here`` for the current
-line's operators, names a call that fails with ``blame``, and counts Python bodies with ``ran``. What comes of a failed
-capture is a Refusal: data with a reason code (of a CaptureError, or of discovery or comparison), never an exception.
+A region knows the operators that each line of its function runs. While a driver captures, it asks ``here`` for the
+current line's operators, names a failing call with ``blame``, and counts Python bodies with ``ran``. A failed capture
+results in a Refusal: data with a reason code (of a CaptureError, or of discovery or comparison), never an exception.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pygraph.program.recording import UNKNOWN, Launch, Origin
 
 
 class _Trace(threading.local):
-    """Of each thread: the function that is traced, if any, what its lines run, and what became of its capture."""
+    """State of each thread: the traced function, if any, the origins of its lines, and the outcome of its capture."""
 
     def __init__(self) -> None:
         self.code: types.CodeType | None = None
@@ -39,8 +39,8 @@ _trace = _Trace()
 
 @contextlib.contextmanager
 def tracing(fn: Callable[..., Any], origins: Mapping[int, Origin] | Callable[[], Origin]) -> Iterator[Counter[str]]:
-    """While open, ``here`` and ``blame`` on this thread speak of ``fn``, whose lines ``origins`` explains. Yields how
-    often the body of each operator that is written in Python ran for a capture so far, by name."""
+    """While open, ``here`` and ``blame`` on this thread refer to ``fn``; ``origins``: origins of its lines. Yields how
+    often the body of each operator that is written in Python has run for a capture so far, by name."""
     outer = dict(vars(_trace))
     vars(_trace).update(code=getattr(fn, "__code__", None), lines=None, origins=origins, failure=None, ran=Counter())
     try:
@@ -60,8 +60,8 @@ def here() -> Origin:
 
 
 def _line(frame: types.FrameType) -> int:
-    """The line of ``frame``, one of the traced function. Python's own ``f_lineno`` is found by a walk from the first
-    line on, which takes 50 µs in a long function."""
+    """The line of ``frame``, one of the traced function. Python computes its ``f_lineno`` by a walk from the first line
+    on, which takes 50 µs in a long function."""
     if _trace.lines is None:
         _trace.lines = _lines(frame.f_code)
     starts, lines = _trace.lines
@@ -86,7 +86,7 @@ def blame(name: str, origin: Origin | None = None) -> None:
 
 @contextlib.contextmanager
 def blaming(name: str, blame: Callable[[str], None] = blame) -> Iterator[None]:
-    """Blame the call ``name`` for whatever the block raises: operators and kernels raise anything."""
+    """Blame the call ``name`` for any exception in the block: operators and kernels raise anything."""
     try:
         yield
     except Exception:
@@ -95,7 +95,7 @@ def blaming(name: str, blame: Callable[[str], None] = blame) -> Iterator[None]:
 
 
 def blamed() -> str | None:
-    """The call that was blamed since ``reset_blame``, though what it raised may have been caught."""
+    """The call that was blamed since ``reset_blame``, even if its exception was caught."""
     return None if _trace.failure is None else _trace.failure[0]
 
 
@@ -118,7 +118,7 @@ def merged(origins: list[Origin]) -> Origin:
 
 
 def _raised_at(error: BaseException) -> Origin:
-    """The origin of the line of the traced function that ``error`` came through."""
+    """The origin of the line of the traced function through which ``error`` came."""
     step = error.__traceback__
     while step is not None and step.tb_frame.f_code is not _trace.code:
         step = step.tb_next
@@ -128,7 +128,7 @@ def _raised_at(error: BaseException) -> Origin:
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-"""Messages of errors without a class of torch's: of the CUDA runtime, of the CPU's allocator, of libraries."""
+"""Messages of errors that have no class in torch: of the CUDA runtime, the CPU's allocator, and libraries."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -140,9 +140,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A ``reason`` code, what was met (``detail``), and where: the launch's name and the user's line, if known, and the
-    operators of the compiled graph that it may have come from (``nodes``). ``operators`` are those of the dispatcher
-    that were called there."""
+    """A ``reason`` code, its ``detail`` in words, and its place: the launch's name and the user's line, if known, and
+    the operators of the compiled graph from which it may have come (``nodes``). ``operators``: operators of the
+    dispatcher that were called there."""
 
     reason: str
     detail: str = ""
@@ -159,8 +159,8 @@ class Refusal:
 
     @classmethod
     def of(cls, error: BaseException) -> Refusal:
-        """A failed capture's error, and the call that it failed in: the one that was blamed, or else the line of the
-        traced function that ``error`` came through, if that runs anything. No call is to blame for memory that is short
+        """A failed capture's error, and the call in which it failed: the blamed call, or else the operators of the line
+        of the traced function through which ``error`` came, if any. No call is blamed for a shortage of memory
         (``out-of-memory``). Only text is kept, so that no traceback keeps a tensor alive."""
         reason, detail = "capture-raised", f"{type(error).__name__}: {error}"
         if is_out_of_memory(error):

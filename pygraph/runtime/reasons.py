@@ -1,7 +1,7 @@
-"""Reason codes of refusals: whether what they name may pass, what they mean, and what a user can do.
+"""Reason codes of refusals: whether the reason may pass, its meaning, and advice for the user.
 
-A capture that is refused for what may pass is tried again after a while. Any other leaves calls of the same sizes, or
-the whole region, uncaptured for good. A code that is not listed counts as the mistake in PyGraph that it is.
+A capture that is refused for a reason that may pass is tried again after a while. Any other refusal leaves calls of the
+same sizes, or the whole region, uncaptured for good. A code that is not listed is a mistake in PyGraph, and counts so.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Reason:
 
     Args:
         lasting: How long it lasts.
-        explanation: What was met.
-        advice: What a user can do.
+        explanation: Its meaning.
+        advice: Advice for the user.
     """
 
     lasting: Lasting
@@ -40,19 +40,19 @@ class Reason:
 
 
 BUILDING = "native-building"
-"""The refusal of captures until the driver's native library is there."""
+"""The refusal of captures until the driver's native library is built."""
 
 CLOSED = "closed"
-"""The refusal of a region that is not to be captured any more: its process group is shut down, or its owner is done."""
+"""The refusal of a region that is closed: its process group is shut down, or its owner is closed."""
 
 MEMORY = ("no-address-space", "out-of-memory")
-"""Refusals for want of memory that captures hold."""
+"""Refusals for lack of memory, of which captures hold some."""
 
 FROZEN = "frozen"
 """The refusal of captures in a session that makes no more."""
 
 OVER_LIMIT = "memory-limit"
-"""Why captures are evicted, or refused, where all of them would take more memory than they may."""
+"""Reason for which captures are evicted or refused if all of them would take more memory than allowed."""
 
 _MISTAKE = Reason(Lasting.SIZES, "a mistake in PyGraph", "report it, with the dumps")
 
@@ -186,7 +186,7 @@ _GROUPS = {
 }
 
 REASONS = {code: reason for codes, reason in _GROUPS.items() for code in codes.split()}
-"""Every code that the runtime gives."""
+"""Every code that the runtime uses."""
 
 
 def reason_of(code: str) -> Reason:

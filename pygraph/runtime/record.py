@@ -1,4 +1,4 @@
-"""How a region lives, as its user asks, and what reports read of one."""
+"""Options of a region, and the record that reports read."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from pygraph.runtime.variants import State, VariantTable
 
 @dataclass(frozen=True, slots=True)
 class RegionOptions:
-    """How a region lives.
+    """Options of a region.
 
-    ``capture_after``: the occurrence of a variant at which it is captured (at least 2). ``memory_limit``: bytes of the
-    device that the captures of all regions may take once another one of this region is made (None: what the driver
-    says); the least recently used go. ``verify_every``: of so many replays, one is compared with an uncaptured run,
-    which answers the call (0: none). ``ledger``: a capture must pay. ``cache_dir``: where decisions are
-    kept, if at all. ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as real calls
-    decide, ``measured``. ``launch_passes`` make the program that is replayed of the captured one.
-    ``exempt``: positions of arguments that comparisons neither copy nor look at: all runs write them in place.
-    ``collectives``: replays call them (``eager``), or they are captured where all ranks agree, and have ``measured``
-    that to be no slower.
+    Args:
+        capture_after: occurrence of a variant at which it is captured, at least 2
+        memory_limit: device bytes for the owner's captures, least recently used are freed; None: owner's or driver's
+        verify_every: replays per comparison with an uncaptured run, which answers the call; 0: none
+        ledger: captures must pay
+        cache_dir: folder for decisions; None: keep none
+        order: order of launches: ``program``, ``dependences``, or ``measured``, the one that real calls find faster
+        launch_passes: turn the captured program into the one that is replayed
+        collectives: ``eager``: replays call them; ``measured``: captured if all ranks agree and find it no slower
+        exempt: positions of arguments that comparisons neither copy nor read; all runs write them in place
     """
 
     capture_after: int = 2
@@ -45,7 +46,7 @@ class RegionOptions:
 
 @dataclass(frozen=True, slots=True)
 class EagerCalls:
-    """Calls of one operator by one line of the user's, in each replay."""
+    """Calls of one operator from one line of the user's code, in each replay."""
 
     operator: str
     loc: str | None
@@ -56,15 +57,15 @@ class EagerCalls:
 class RegionRecord:
     """State and counters of one region.
 
-    ``slots``, ``launches``, ``workspace_bytes``, ``segments`` and the ``eager`` calls between them are those of the
-    last capture. ``proven``: captures that were not compared, since all of their kernels were proven. ``eager_since``
-    says why operators are called that were to be captured. ``python_runs``: how often bodies of operators written in
-    Python ran for captures and comparisons. ``refusals`` holds the first of each reason.
-    ``ledger``: what captures cost and replays saved; None where captures need not pay. ``orders`` are the decisions on
-    the order of launches; ``contests`` variants still wait for one.
-    ``passes``: notes of the launch passes on the last capture. ``longest_path``: of its launches that depend on each
-    other (0: nobody asked); ``timeline``: of the last one that ran side by side. ``events``: how often something else
-    happened, by kind, and by kind and reason."""
+    ``slots``, ``launches``, ``workspace_bytes``, ``segments`` and the ``eager`` calls between segments describe the
+    last capture. ``proven``: captures that were not compared, since all of their kernels were proven. ``eager_since``:
+    reason why replays call an operator instead of capturing it. ``python_runs``: how often bodies of operators written
+    in Python ran for captures and comparisons. ``refusals``: the first one for each reason. ``ledger``: cost of
+    captures and savings of replays; None if captures need not pay. ``orders``: decisions on the order of launches;
+    ``contests``: number of variants that wait for one.
+    ``passes``: notes of the launch passes on the last capture. ``longest_path``: number of launches on the longest
+    path of dependences (0: not computed). ``timeline``: of the last capture whose launches run side by side.
+    ``events``: counts of other events, by kind, and by kind and reason."""
 
     name: str
     state: State = State.COLD
@@ -90,11 +91,11 @@ class RegionRecord:
     timeline: tuple[tuple[str, int, int], ...] = ()
     events: Counter[str] = field(default_factory=Counter)
     _table: ref[VariantTable] | None = None
-    """Weak: reports outlive programs, and replays lead to all that these hold."""
+    """Weak: reports outlive programs, and replays refer to everything that a program holds."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the device that its captures take now, by the driver's estimate."""
+        """Bytes of the device that its captures take now, as estimated by the driver."""
         table = None if self._table is None else self._table()
         return 0 if table is None else table.held_bytes
 
@@ -104,12 +105,12 @@ class RegionRecord:
         return f"<RegionRecord {self.name}: {self.state.value}; {counts}{why}>"
 
     def settle(self) -> None:
-        """Have the ledger's sum include all replays."""
+        """Include all replays in the ledger's sum."""
         if self.ledger is not None:
             self.ledger.settle(self.replays)
 
     def describe(self, program: Program) -> None:
-        """``program`` is replayed from now on."""
+        """Record that ``program`` is replayed from now on."""
         self.slots, self.launches = len(program.slots), sum(each.count for each in program.recording.launches)
         self.workspace_bytes = program.layout.nbytes
         self.timeline = timeline(program) or self.timeline
@@ -119,11 +120,11 @@ class RegionRecord:
         self.eager = [EagerCalls(*call, count) for call, count in called.items()]
 
     def count_replay(self) -> None:
-        """Here, and for the process."""
+        """Count a replay, here and for the process."""
         self.replays += 1
         counts["replays"] += 1
 
     def count_uncaptured(self) -> None:
-        """Here, and for the process."""
+        """Count an uncaptured call, here and for the process."""
         self.uncaptured += 1
         counts["uncaptured"] += 1

@@ -1,15 +1,15 @@
 """A region: a compiled function whose calls are replayed, or run uncaptured.
 
-Most calls end in ``try_replay``: the variant that was used last is replayed if it fits. All others are told apart in
-``_look_up``, by their scalars (the key) and tensors (the signature):
+Most calls end in ``try_replay``: the most recently used variant is replayed if it fits. Otherwise ``_look_up`` finds
+the variant of the call by its scalars (the key) and tensors (the signature):
 
-    a variant that is captured fits     replayed
-    it is due to be captured            its life answers the call: see ``life``, which has all that can happen to it
-    anything else                       runs uncaptured, and is counted
+    a captured variant fits             it is replayed
+    the variant is due for capture      its life answers the call: see ``life``, which has all that can happen to it
+    anything else                       the call runs uncaptured, and is counted
 
-Where hardly any call is replayed, one of eleven is told apart: that takes as long as a short kernel.
+If hardly any call is replayed, only one in eleven is looked up: a look-up takes as long as a short kernel.
 
-One thread captures at a time, and nobody waits for it: the others run uncaptured meanwhile.
+One thread captures at a time. Others do not wait for it: meanwhile, they use existing captures or run uncaptured.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ from pygraph.runtime.votes import hold
 __all__ = ["Region", "RegionOptions", "RegionRecord"]
 
 _VAIN, _GLANCE = 128, 11
-"""Calls that were told apart in vain, after which each eleventh is: no usual number of sizes in turn is a multiple of a
-prime."""
+"""Calls looked up in vain, after which only one in eleven is. Eleven is prime, so that calls that alternate between a
+usual number of sizes do not always hit the same one."""
 
 _REPLAY = 16
-"""Such calls that one replay makes up for."""
+"""Calls looked up in vain that one replay makes up for."""
 
 
 class Region:
-    """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
-    It belongs to the ``owner`` of where it is made.
+    """A callable with the calling convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is
+    emptied. Its ``owner`` is the current one when it is made.
 
-    Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a
-    replay broke its contract; a capture that fails never shows but in ``record``.
+    Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError if a
+    replay broke its contract. A failed capture shows only in ``record``.
 
     Args:
-        fn: what is captured
+        fn: function to capture
         driver: captures and replays
-        name: of the region in reports
-        label: what profilers call a replay (default: ``name``)
-        options: how it lives
+        name: name of the region in reports
+        label: name of a replay in profilers (default: ``name``)
+        options: options of the region
         held: positions of arguments that outlive the call, such as parameters
-        lent: positions of those that may
-        on_capture: is told each program that will be replayed; it may not raise
-        origins: what the lines of ``fn`` run, or what tells that of the line that it has reached
-        eager: operators (without overloads) that replays call, beside those that turn out to fail in a capture
-        clock: seconds
-        uncaptured: what runs calls that are not replayed, and is compared with new captures (default: ``fn``)
-        whole: the sum of all regions that have to pay together, of which this is one
+        lent: positions of arguments that may outlive it
+        on_capture: called with each program that will be replayed; must not raise
+        origins: origin of each line of ``fn``, or a callable that returns that of the current line
+        eager: operators (without overloads) that replays call, in addition to those that fail in a capture
+        clock: returns seconds
+        uncaptured: runs calls that are not replayed; new captures are compared with it (default: ``fn``)
+        whole: shared ledger of the regions whose captures have to pay together, if any
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class Region:
         self._driver, self._clock = driver, clock
         self._lives = Lives(subject, self.record, table, dict.fromkeys(map(base_of, eager)))
         self._vain = self._passed = self._replays = 0
-        """Calls that were told apart in vain, calls since the last one that was told apart, and replays before that."""
+        """Calls looked up in vain, calls since the last look-up, and replays counted when ``_vain`` was last set."""
         self._unready: Refusal | None = None
-        """Why the driver could not capture when it was asked last."""
+        """Reason why the driver could not capture when last asked, if any."""
         live.enter(self)
         if self.owner.closed:
             self.close()
@@ -115,11 +115,11 @@ class Region:
             lives.table.clear()
 
     def expects_replay(self) -> bool:
-        """True if a call that comes now is replayed, if it fits."""
+        """True if a call made now would be replayed, provided that it fits."""
         return self._lives.latest is not None and not dispatch_mode_depth()
 
     def try_replay(self, args: list[Any]) -> Sequence[Any] | None:
-        """Replay what was used last; None, with nothing done and ``args`` as it was, if that does not fit."""
+        """Replay the most recently used variant. Returns None, with ``args`` unchanged, if it does not fit."""
         replay = self._lives.latest
         if replay is None or capturing or dispatch_mode_depth() or functorch_level() is not None:
             return None
@@ -135,7 +135,7 @@ class Region:
     # -- other calls ---------------------------------------------------------------------------------------------------
 
     def _look_up(self, args: list[Any]) -> Sequence[Any]:
-        """A call that was not replayed at once."""
+        """Answer a call that ``try_replay`` did not."""
         lives = self._lives
         if get_ident() in capturing:
             return lives.inside(args)
@@ -176,12 +176,12 @@ class Region:
         return self._count(variant, args)
 
     def _passes_by(self) -> bool:
-        """True if a call runs uncaptured without a look, since most likely nothing that is captured fits."""
+        """True if a call is to run uncaptured without a look-up, since most likely no capture fits."""
         self._passed = (self._passed + 1) % _GLANCE
         return self._passed > 0 and not asked.is_asked()
 
     def _use(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
-        """Answer a call by what is captured for ``variant``; None, with nothing done, if there is nothing that fits."""
+        """Answer a call by the capture of ``variant``. Returns None, with nothing done, if none fits."""
         lives = self._lives
         if lives.may_go_on(variant, args):
             with capturing_turn() as mine:
@@ -205,7 +205,7 @@ class Region:
         return outputs
 
     def _count(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
-        """Run a call of ``variant`` uncaptured. Such calls come in a row: the next is not tried on the last replay."""
+        """Run a call of ``variant`` uncaptured. Such calls come in a row, so the next one skips ``try_replay``."""
         self._lives.latest = None
         asked.note(self._unready or variant)
         told = _GLANCE // 2 if self._vain >= _VAIN and variant.ran else 1  # half: chance must not pay for a capture
@@ -216,7 +216,7 @@ class Region:
         return self._lives.count(variant, args, told)
 
     def _refuse(self, refusal: Refusal, args: list[Any]) -> Sequence[Any]:
-        """Run a call uncaptured that has no signature."""
+        """Run a call that has no signature uncaptured."""
         lives = self._lives
         asked.note(refusal)
         if refusal.reason not in self.record.refusals:
@@ -227,12 +227,12 @@ class Region:
         return lives.uncaptured(args)
 
     def _waits(self, variant: Variant) -> bool:
-        """True if a variant is neither captured, nor to be captured now, but maybe later."""
+        """True if a variant is not captured and not due now, but may be captured later."""
         return variant.replay is None and not variant.off and not self._is_due(variant)
 
     def _is_due(self, variant: Variant, known: bool = False) -> bool:
-        """True if a variant is to be captured now: its calls are enough (one less, where it is ``known``), and the
-        ledger consents, or the user asks; and its owner captures still."""
+        """True if a variant is to be captured now: it has enough calls (one less if ``known``) and the ledger consents,
+        or the user asks; and its owner is not frozen."""
         due = self._would_be_due(variant, known)
         if not due or not self.owner.frozen:
             return due
@@ -249,7 +249,7 @@ class Region:
         return self._ledger is None or self._ledger.consents(variant.account, variant.ran)
 
     def _is_ready(self) -> bool:
-        """True if the driver can capture by now; the report says why it cannot."""
+        """True if the driver can capture now. If it cannot, the report says why."""
         refusal, before = self._driver.unready(), self._unready
         self._unready, record = refusal, self.record
         if refusal is not None and (before is None or before.reason != refusal.reason):
@@ -267,25 +267,25 @@ class Region:
         self._lives.close()
 
     def rehearse(self, args: list[Any]) -> Refusal | None:
-        """Record ``fn`` on stand-ins for ``args`` once more, as it was captured, and drop the recording: nothing
-        executes. Why that failed, if so."""
+        """Record ``fn`` on stand-ins for ``args`` again, as in a capture, and drop the recording. Nothing executes.
+        Returns the refusal if that failed."""
         return self._lives.rehearse(args)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Free everything that was captured, and capture nothing any more, for a reason that was found elsewhere."""
+        """Free all captures and make no more, for a reason that was found elsewhere."""
         self._lives.note(refusal)
         self._lives.retire(refusal)
 
     @property
     def counters(self) -> tuple[str, dict[str, int]]:
-        """Its name, and what happened to it so far."""
+        """Name of the region, and its counters so far."""
         record = self.record
         calls = {"captures": record.captures, "replays": record.replays, "uncaptured": record.uncaptured}
         return record.name, {**calls, **dict(record.events)}
 
     def retry(self, *, every: bool) -> bool:
-        """Make calls eligible for captures again that were refused for what may pass; with ``every``, for whatever
-        reason. Returns whether there were any."""
+        """Make calls eligible for captures again if they were refused for a reason that may pass; with ``every``, for
+        any reason. Returns whether there were any."""
         lives = self._lives
         left = lives.left
         if left is not None and (left.reason == CLOSED or not (every or reason_of(left.reason).may_pass)):
@@ -307,11 +307,11 @@ class Region:
 
     @property
     def device(self) -> torch.device:
-        """Where it is captured, once it was called."""
+        """Device on which it is captured, known after the first call."""
         return self._lives.device
 
     def captures(self) -> list[live.Capture]:
-        """The captures, but for those that ranks have agreed on."""
+        """All captures except those on which ranks have agreed."""
         lives = self._lives
         return [
             live.Capture(variant, partial(lives.evict, variant))

@@ -1,8 +1,7 @@
 """Slot discovery: which parameter words of a capture are addresses, and into what they point.
 
-Pure functions over two Recordings made with disjoint memory; ``proof`` does with one, where all of its kernels are
-proven. A doubt is a Refusal: a word taken for a number that is an address would read or write what the caller no longer
-owns.
+Pure functions over two Recordings made with disjoint memory; ``proof`` needs only one if all of its kernels are proven.
+A doubt is a Refusal: an address mistaken for a number would read or write memory that the caller no longer owns.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ SPORADIC = (
     "unmoved-address",
     "foreign-address",
 )
-"""Doubts that parts of parameters which nobody sets can raise: what happens to lie there need not do so again. And
-streams that are made anew for each call: torch hands out 32 in turn, so that two are the same one now and then."""
+"""Doubts that uninitialised parts of parameters can raise: their contents may differ in another capture. Streams that
+are made anew for each call can raise them, too: torch hands out 32 in turn, so that two are the same now and then."""
 
 _Shape = tuple[tuple[LaunchKind, str, int], ...]
 
 _REACH = 1 << 20
-"""Bytes that a kernel's pointer may lie outside of its tensor (1 MiB), beside 4 times the tensor: convolutions begin
-where padding would be, some rows of pixels before."""
+"""Bytes (1 MiB) by which a kernel's pointer may lie outside of its tensor, plus 4 times the tensor's size: convolutions
+begin where padding would be, some rows of pixels before it."""
 
 _PAIRS = 1 << 44
-"""Below, an address may as well be two numbers of 32 bits in one word; above, the upper one would exceed 4096, and the
-lower one would still have to be exactly where somebody's memory begins."""
+"""Below this, an address may as well be two 32-bit numbers in one word. Above, the upper number would exceed 4096, and
+the lower one would still have to be exactly where somebody's memory begins."""
 
 _OF_ATEN = "_ZN2at6native"
-"""How the symbols of ATen's own kernels begin. They are given addresses of tensors' elements, at offsets that follow
-from sizes. A library's kernels may round addresses in a workspace up, so that offsets depend on where it lies."""
+"""Prefix of the symbols of ATen's own kernels. Their parameters are addresses of tensors' elements, at offsets that
+follow from sizes. A library's kernels may round addresses in a workspace up, so that offsets depend on its address."""
 
 _CLEARED = 0xFFFF
-"""The low bytes of a word that is what is left of an earlier address, where shorter values were put since."""
+"""The low bytes of a word that is left of an earlier address, partly overwritten by shorter values."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
     """The slots of a capture, and its launch sequence (kinds, names, numbers of words).
 
-    ``padding`` lists (launch, word) of words that differ between captures and are no address on either side;
-    ``non_pointers`` words read as addresses, but are no operands.
+    ``padding``: (launch, word) of words that differ between captures and are not an address in either;
+    ``non_pointers``: words that read as addresses, but are not operands.
     """
 
     slots: tuple[Slot, ...]
@@ -76,7 +75,7 @@ class SlotTable:
         return tuple(notes)
 
 
-# -- what a word points into, in one capture --------------------------------------------------------------------------
+# -- addresses in one capture -----------------------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
@@ -92,8 +91,8 @@ class Place(NamedTuple):
 
 
 class AddressMap:
-    """The ``moving`` allocations of a capture by address: those that a replay replaces. Not constants, nor null
-    pointers, which are nobody's. ``overlap`` names the first two that share a byte, if any do."""
+    """The ``moving`` allocations of a capture by address: those that a replay replaces. They exclude constants and null
+    pointers. ``overlap``: the first two that share a byte, if any do."""
 
     def __init__(self, allocations: Iterable[Allocation]) -> None:
         self.moving = [a for a in allocations if a.kind is not AllocationKind.CONSTANT and a.address]
@@ -106,13 +105,13 @@ class AddressMap:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The first address of any, and the one behind the last that is one; both 0 where there are none."""
+        """The first address of any, and the one after the last that counts as one; both 0 if there are none."""
         if not self.moving:
             return 0, 0
         return min(each.address for each in self.moving), 1 + max(each.address + each.nbytes for each in self.moving)
 
     def inside(self, word: int) -> Allocation | None:
-        """The allocation that ``word`` points into, born or not."""
+        """The allocation into which ``word`` points, born or not."""
         position = bisect_right(self._starts, word) - 1
         found = self._solid[position] if position >= 0 else None
         return found if found is not None and word < found.address + found.nbytes else None
@@ -122,7 +121,7 @@ class AddressMap:
         return self._empty.get(word)
 
     def places(self, word: int, launch: int) -> list[Place]:
-        """All readings of ``word`` as an address into what was live at ``launch``, the surest first."""
+        """All readings of ``word`` as an address into allocations born by ``launch``, the most certain first."""
         inside, end, empty = self.inside(word), self._ends.get(word), self._empty.get(word)
         if inside is not None and end is None and empty is None:  # as nearly always
             return [Place(inside.key, word - inside.address, 0)] if inside.born <= launch else []
@@ -136,16 +135,15 @@ class AddressMap:
 def discover(first: Recording, second: Recording, known: Sequence[Allocation] = ()) -> SlotTable | Refusal:
     """Compare two captures of one region word by word.
 
-    ``known`` is memory that no word may point into although no capture allocated it, such as the caller's real
-    tensors. A word that differs is a slot if it lies, in both, at the same offset of corresponding allocations that
-    were live at its launch. One past the end counts as an offset, unless another allocation begins there. In captures
-    with ``out_of_range_pointers``, an address outside belongs to the one live allocation that moved by the same
-    distance.
+    ``known``: memory, not allocated by a capture, into which no word may point, such as the caller's real tensors. A
+    word that differs is a slot if in both captures it lies at the same offset of corresponding allocations that were
+    live at its launch. One past the end counts as an offset, unless another allocation begins there. In captures with
+    ``out_of_range_pointers``, an address outside belongs to the one live allocation that moved by the same distance.
 
-    A launch with a known ``may_access`` uses nothing else. Its words that read as addresses, but of what it cannot use,
-    are numbers, or bytes that nobody set: inert. They keep the bytes that they were captured with, since what reads as
-    an address may be a number in part, with one exception: a word that is, to the byte, where somebody's memory begins
-    is no number, and is replaced by a scratch address, so that comparison shows whether it was used after all.
+    A launch with a known ``may_access`` uses nothing else. Its words that read as addresses of other memory are
+    numbers, or uninitialised bytes: inert. They keep their captured bytes, since a word that reads as an address may be
+    a number in part. There is one exception: a word that is exactly the start of somebody's memory is not a number. It
+    is replaced by a scratch address, so that comparison shows whether it is used after all.
     """
     doubt = _unstable(first, second) or _overlapping(first, second) or _counting(first, second)
     if doubt is not None:
@@ -178,7 +176,7 @@ def sequence(recording: Recording) -> _Shape:
 
 
 def _counting(first: Recording, second: Recording) -> Refusal | None:
-    """An operator written in Python that gave operators of ATen other numbers in the second capture."""
+    """A doubt if an operator written in Python passed other numbers to ATen operators in the second capture."""
     for one, other in zip(first.python, second.python, strict=False):
         for call, again in zip_longest(one.calls, other.calls, fillvalue="nothing"):
             if call != again:
@@ -188,8 +186,8 @@ def _counting(first: Recording, second: Recording) -> Refusal | None:
 
 
 class _Pair:
-    """Two captures looked at together. ``moves`` tells which allocations moved by how many bytes between them; with
-    ``out_of_range_pointers``, that alone may tell what an address outside of all allocations belongs to."""
+    """Two captures in comparison. ``moves``: allocations by the number of bytes that they moved between the two; with
+    ``out_of_range_pointers``, only this may identify the allocation of an address outside of all of them."""
 
     def __init__(self, first: Recording, second: Recording, known: Sequence[Allocation]) -> None:
         self.left, self.right = AddressMap(first.allocations), AddressMap(second.allocations)
@@ -202,8 +200,8 @@ class _Pair:
         self._bounds = [each.bounds for each in (self.left, self.right, self.known)]
 
     def doubtful(self, a: Launch, b: Launch) -> list[int]:
-        """The words of a launch that need a verdict: not those, some ten thousand in a large region, that are the same
-        number in both captures, and far from all memory."""
+        """The words of a launch that need a verdict. This excludes numbers, some ten thousand in a large region, that
+        are the same in both captures, and far from all memory."""
         (first, behind), (low, high), (start, end) = self._bounds
         unowned = {each.word for each in (*a.unowned, *b.unowned)}
         return [
@@ -221,7 +219,7 @@ class _Pair:
         if isinstance(verdict, Refusal) and not self._cannot_matter(a, b, position, verdict):
             return verdict
         if x == y and a.functional and (found := a.unowned_at(position)) and found.memory is UnownedMemory.OTHER:
-            return None  # of the communicator, and constant like it
+            return None  # memory of the communicator, and constant like it
         inert = foreign(a, position)
         if inert is None and b.may_access is None:
             inert = foreign(b, position)
@@ -230,10 +228,10 @@ class _Pair:
         return NonPointerWord(a.index, position, call=a.call or "")
 
     def _cannot_matter(self, a: Launch, b: Launch, position: int, doubt: Refusal) -> bool:
-        """True if a doubtful word reads as an address of nothing that its launch can use. What is equal in both
-        captures points at no operand of at least one of them. In a kernel of ATen, a word that points at two places of
-        one allocation, its low bytes zero, is what an earlier kernel of the call has left on the stack, in part; and so
-        is one that is an address in one capture only, if the call has the same operands in both."""
+        """True if a doubtful word does not read as an address of anything that its launch can use. A word that is equal
+        in both captures does not point at an operand in at least one of them. In an ATen kernel, a word that points at
+        two places of one allocation, with its low bytes zero, is partly left on the stack by an earlier kernel of the
+        call. So is a word that is an address in one capture only, if the call has the same operands in both."""
         if a.may_access is None or b.may_access is None or doubt.reason == "ambiguous-address":
             return False
         x, y = a.words[position], b.words[position]
@@ -285,8 +283,8 @@ class _Pair:
 
 
 def _near(allocation: Allocation, address: int) -> bool:
-    """True if an address may have been made from where ``allocation`` begins. Half a word of an earlier address, beside
-    a number, moves like the address, but lies nowhere near it."""
+    """True if an address may have been computed from the start of ``allocation``. Half a word of an earlier address,
+    next to a number, moves like that address, but lies nowhere near it."""
     reach = _REACH + 4 * allocation.nbytes
     return allocation.address - reach <= address <= allocation.address + allocation.nbytes + reach
 
@@ -305,7 +303,7 @@ def foreign(launch: Launch, position: int) -> NonPointerWord | Refusal | None:
 
 
 def _unstable(first: Recording, second: Recording) -> Refusal | None:
-    """A doubt where the two captures did different things."""
+    """A doubt if the two captures did different things."""
     if len(first.launches) != len(second.launches):
         return Refusal("unstable-launches", f"{len(first.launches)} launches, then {len(second.launches)}")
     for a, b in zip(first.launches, second.launches, strict=True):
@@ -325,7 +323,7 @@ def _unstable(first: Recording, second: Recording) -> Refusal | None:
 
 
 def _unstable_allocations(first: Recording, second: Recording) -> Refusal | None:
-    """A doubt where the captures did not allocate alike, with the first allocation that differs."""
+    """A doubt if the captures did not allocate alike, with the first allocation that differs."""
     if first.offset_sensitive != second.offset_sensitive:
         return Refusal("unstable-allocations", "other storage offsets were baked into the second capture")
     pairs = zip_longest(map(_described, first.allocations), map(_described, second.allocations), fillvalue="nothing")
@@ -337,7 +335,7 @@ def _unstable_allocations(first: Recording, second: Recording) -> Refusal | None
 
 
 def _described(allocation: Allocation) -> str:
-    """All of an allocation that must not change; a constant's address is part of it, a null pointer too."""
+    """All facts of an allocation that must not change, including the address of a constant, and a null pointer."""
     fixed = allocation.kind is AllocationKind.CONSTANT or not allocation.address
     where = f" at {allocation.address:#x}" if fixed else ""
     return f"{_name(allocation.key)} of {allocation.nbytes} bytes before launch {allocation.born}{where}"
@@ -351,7 +349,7 @@ def _same_output(a: Output, b: Output) -> bool:
 
 
 def _overlapping(first: Recording, second: Recording) -> Refusal | None:
-    """A doubt where the captures share memory, with each other or among their own allocations."""
+    """A doubt if the captures share memory, with each other or among their own allocations."""
     for reason, said, allocations in (
         ("ambiguous-address", "overlap in one capture", first.allocations),
         ("ambiguous-address", "overlap in one capture", second.allocations),

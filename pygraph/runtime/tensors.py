@@ -1,6 +1,6 @@
-"""Arguments of a call: their bytes, fingerprints of those, and copies of them at other addresses.
+"""Arguments of a call: their bytes, fingerprints of these bytes, and copies at other addresses.
 
-Bits count, not values: a NaN equals itself, and ``-0.0`` is not ``0.0``.
+Bits are compared, not values: a NaN equals itself, and ``-0.0`` is not ``0.0``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pygraph.errors import CaptureError
 from pygraph.program.recording import TensorLayout
 
 _CHUNK = 1 << 22
-"""Words (8 bytes) that are mixed at a time, with as much memory three times over."""
+"""Words (8 bytes) that are mixed at a time, which takes three times their memory."""
 _MULTIPLIERS = ((0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9), (0x14D049BB133111EB, 0x2545F4914F6CDD1D))
 
 
@@ -83,7 +83,7 @@ def words_digest(data: torch.Tensor) -> torch.Tensor:
         for first, second in _MULTIPLIERS:
             mixed = (index * first).bitwise_xor_(chunk).mul_(second)
             mixed.bitwise_xor_((mixed >> 32).bitwise_and_(0xFFFFFFFF))
-            sums.append(mixed.sum())  # an odd factor would add nothing to it
+            sums.append(mixed.sum())  # another odd factor would not improve it
     return torch.stack(sums).view(-1, len(_MULTIPLIERS)).sum(0)
 
 
@@ -104,7 +104,7 @@ def same_bytes(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
 
 
 def bits(value: object) -> tuple[str, object]:
-    """A Python value as something that is equal only to the same type and the same bits."""
+    """A Python value in a form that is equal only for the same type and the same bits."""
     if isinstance(value, float):
         return ("float", struct.pack("<d", value))
     return (type(value).__name__, value)
@@ -118,8 +118,8 @@ _GUARD = 0xA5
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Arguments (by position) that reach into the same bytes ``low`` to ``high`` of one device's memory. Those in
-    ``whole`` are there with all of their storage: their storage offset was baked into the capture."""
+    """Arguments (by position) that reach into the same bytes ``low`` to ``high`` of one device's memory. The block
+    covers the whole storage of those in ``whole``: their storage offset was baked into the capture."""
 
     device: torch.device
     low: int
@@ -142,7 +142,7 @@ class Snapshot:
 
     @property
     def intact(self) -> bool:
-        """True if nobody wrote beside a copy."""
+        """True if no guard byte next to a copy was overwritten."""
         devices: dict[torch.device, list[torch.Tensor]] = {}
         for guard in self.guards:
             devices.setdefault(guard.device, []).append(guard)
@@ -150,7 +150,7 @@ class Snapshot:
 
 
 def blocks(args: Sequence[Any], sensitive: Collection[int] = ()) -> tuple[Block, ...]:
-    """The bytes that tensor arguments reach into, merged where they overlap. Empty tensors are in no block."""
+    """Blocks of the bytes of tensor arguments, merged if they overlap. Empty tensors are in no block."""
     found: list[Block] = []
     for position, arg in enumerate(args):
         if isinstance(arg, torch.Tensor) and extent(arg):
@@ -172,8 +172,8 @@ def blocks(args: Sequence[Any], sensitive: Collection[int] = ()) -> tuple[Block,
 
 def take(args: Sequence[Any], chosen: Iterable[Block], together: Collection[Block] = ()) -> Snapshot:
     """Copy the ``chosen`` blocks of ``args``, to addresses that are congruent to theirs modulo a cache line. Each has a
-    storage of its own, but for those ``together``, which share one, and of which none is ``whole``. Raises CaptureError
-    ``argument-misaligned``, and what an allocation raises."""
+    storage of its own, except that blocks ``together``, none of them ``whole``, share one per device. Raises
+    CaptureError ``argument-misaligned``, and what an allocation raises."""
     copied: dict[int, Any] = {}
     guards: list[torch.Tensor] = []
     storages: dict[object, list[Block]] = {}
@@ -198,8 +198,8 @@ def take(args: Sequence[Any], chosen: Iterable[Block], together: Collection[Bloc
 
 
 def _place(arg: torch.Tensor, buffer: torch.Tensor, distance: int, whole: bool) -> torch.Tensor:
-    """A tensor like ``arg``, filled with what ``arg`` (or its whole storage) holds. Byte ``distance`` of ``buffer``
-    stands for address 0."""
+    """A tensor like ``arg``, filled with the bytes of ``arg`` (or its whole storage). Byte ``distance`` of ``buffer``
+    corresponds to address 0."""
     source = span(arg, whole=whole)
     begin = distance + source.data_ptr()
     buffer[begin : begin + source.numel()].copy_(source)
@@ -211,15 +211,15 @@ def _place(arg: torch.Tensor, buffer: torch.Tensor, distance: int, whole: bool) 
     return view.set_(buffer.untyped_storage(), offset, arg.size(), arg.stride())
 
 
-# -- what a region's function refers to -------------------------------------------------------------------------------
+# -- globals of a region's function -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def rebound(fn: types.FunctionType, substitute: Callable[[str, Any], Any]) -> Iterator[Callable[[list[Any]], Any]]:
-    """``fn`` in which each global is what ``substitute`` returns for its name and value, until the block is left.
+    """``fn`` with each global replaced by the result of ``substitute`` for its name and value, until the block is left.
 
-    Functions that share its globals are rebound like it. Leaving breaks the cycle between them and their globals: what
-    ``substitute`` refers to, such as gigabytes of copies, would otherwise stay until Python collects garbage.
+    Functions that share its globals are rebound, too. Leaving breaks the cycle between them and their globals: objects
+    from ``substitute``, such as gigabytes of copies, would otherwise stay until Python collects garbage.
     """
     copied: dict[str, Any] = {}
     try:
@@ -237,7 +237,7 @@ def module_constants(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
 
 
 def _over(fn: types.FunctionType, module: dict[str, Any]) -> types.FunctionType:
-    """``fn`` with ``module`` for its globals."""
+    """``fn`` with ``module`` as its globals."""
     copy = types.FunctionType(fn.__code__, module, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy

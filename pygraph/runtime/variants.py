@@ -1,4 +1,4 @@
-"""The variants of a region: by what calls are told apart, the states of a variant, and the table of all of them.
+"""The variants of a region: how calls are distinguished, the states of a variant, and the table of all variants.
 
 Calls differ by Python scalars (the key), then by sizes, strides, dtypes and devices (the signature).
 """
@@ -27,16 +27,16 @@ from pygraph.runtime.reasons import Lasting, reason_of
 from pygraph.runtime.tensors import bits
 
 MAX_TRACKED = 1024
-"""Variants of one region whose occurrences are remembered while they are not captured."""
+"""Maximum number of uncaptured variants of one region whose occurrences are remembered."""
 
 LONGEST_WAIT = (64, 30.0)
-"""Calls of a variant, and seconds, after which a capture that was refused for what may pass is tried again at most."""
+"""Longest wait, in calls and in seconds, before a capture refused for a reason that may pass is tried again."""
 
 _TRIES = 8
-"""Captures in a row that are refused for what may or may not pass, before a variant is left uncaptured for good."""
+"""Captures in a row, refused for a reason that may or may not pass, before a variant is left uncaptured for good."""
 
 LOOKS = 4
-"""Calls that are compared for bodies of a branch or loop that no compared call ran, at most."""
+"""Maximum number of calls that are compared for bodies of a branch or loop that no compared call has run."""
 
 _SCALARS = (int, float, bool)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -44,7 +44,7 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 class ScalarKey:
     """Reads the key of a call: the type and bits of every int, float and bool among its arguments, which a compiled
-    program always passes at the same positions. ``plain``: all are ints or bools, for which equal is equal in bits."""
+    program always passes at the same positions. ``plain``: all are ints or bools, whose equality is that of bits."""
 
     __slots__ = ("_positions", "plain")
 
@@ -58,23 +58,23 @@ class ScalarKey:
 
 
 class Signatures:
-    """Reads the signatures of calls: all of a call that a capture is made for.
+    """Reads the signatures of calls: all facts of a call for which a capture is made.
 
-    Most tensors are what they were in the call before, as parameters are: one native check tells, and their facts are
-    not read again. Those that have changed once are read in each call.
+    Most tensors, such as parameters, have the same facts as in the call before: one native check confirms that, and
+    their facts are not read again. Tensors that have changed once are read in each call.
     """
 
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
         self._last: tuple[Callable[..., bool], Sequence[int], Sequence[int], Sequence[Any]] = _never, (), (), ()
-        """The check, positions of the tensors that it takes, all other positions, and the facts of a call."""
+        """The check, positions of the tensors that it takes, all other positions, and the facts of the last call."""
 
     def of(self, args: Sequence[Any], sensitive: Collection[int]) -> Hashable | Refusal:
         """Facts of each tensor, and every other argument itself.
 
-        Storage offsets count for the ``sensitive`` arguments only. Refused with ``argument-type`` are arguments that
-        are neither plain strided tensors nor Python scalars nor None.
+        Storage offsets count for the ``sensitive`` arguments only. Returns a refusal (``argument-type``) if an argument
+        is not a plain strided tensor, a Python scalar or None.
         """
         same, steady, others, last = self._last
         known = len(args) == len(last) and same(*[args[i] for i in steady])
@@ -91,7 +91,7 @@ class Signatures:
         return tuple(facts)
 
     def _learn(self, args: Sequence[Any], facts: list[Any]) -> None:
-        """The ``facts`` of a call are not those of the last one."""
+        """Remember the ``facts`` of a call, which are not those of the last one."""
         _, steady, _, last = self._last
         if len(facts) != len(last):
             steady, last = range(len(facts)), facts
@@ -107,14 +107,14 @@ def _never(*_: object) -> bool:
 
 
 def _facts(arg: Any) -> Hashable | None:
-    """Of one argument, but for its storage offset; None where nothing is captured for it."""
+    """Facts of one argument, without its storage offset; None if it cannot be captured."""
     if type(arg) in _TENSORS and arg.layout is torch.strided and not (arg.is_conj() or arg.is_neg() or arg.is_nested):
         return arg.size(), arg.stride(), arg.dtype, arg.device
     return bits(arg) if type(arg) in _SCALARS or arg is None else None
 
 
 def sizes_in(signature: Hashable, left_out: Collection[int] = ()) -> Sizes:
-    """The sizes of the tensors of calls with a signature, but for those at some positions."""
+    """Sizes of the tensors of calls with a signature, except those at the positions ``left_out``."""
     facts = enumerate(signature if isinstance(signature, tuple) else ())
     return tuple(tuple(each[0]) for i, each in facts if isinstance(each[0], torch.Size) and i not in left_out)
 
@@ -123,7 +123,7 @@ class State(str, Enum):
     """The state of a region: REPLAY if any of its variants is captured.
 
     COLD ▸ WARM ▸ REPLAY, or UNCAPTURED. A capture that was evicted, or that failed for a reason which may pass, goes
-    back to WARM. While a variant is captured and compared it still is WARM: nothing is to undo.
+    back to WARM. The state is still WARM while a variant is captured and compared, so nothing has to be undone.
     """
 
     COLD = "cold"  # never ran
@@ -135,17 +135,17 @@ class State(str, Enum):
 
 
 Replay: TypeAlias = Callable[[list[Any]], Sequence[Any] | None]
-"""Answers a call, whose arguments it empties; or returns None, with nothing done, where the call does not fit."""
+"""Answers a call and empties its arguments; returns None, with nothing done, if the call does not fit."""
 
 Life: TypeAlias = Generator[None, Any, None]
-"""Answers calls of a variant that are no mere replays: each ``yield`` waits for one."""
+"""Answers the calls of a variant that are more than replays: each ``yield`` waits for such a call."""
 
 
 _Sent = TypeVar("_Sent")
 
 
 class Call:
-    """A call that a life answers. It holds nothing once its ``outputs`` were taken: a life that waits keeps it."""
+    """A call that a life answers. A waiting life keeps it, so it holds nothing once its ``outputs`` were taken."""
 
     __slots__ = ("args", "outputs")
 
@@ -154,21 +154,21 @@ class Call:
         self.outputs: Sequence[Any] | None = None
 
     def take(self) -> Sequence[Any] | None:
-        """The answer, which is the caller's from now on."""
+        """Take the outputs, which belong to the caller from now on."""
         outputs, self.outputs = self.outputs, None
         return outputs
 
 
 @dataclass(slots=True)
 class Checked:
-    """A capture of which some replays are compared with uncaptured runs.
+    """A capture with some replays compared with uncaptured runs.
 
     Args:
-        program: what it replays
-        tolerant: whether it was accepted within a tolerance
+        program: program that it replays
+        tolerant: it was accepted within a tolerance
         unverified: replays since the last one that was compared
-        unseen: names of its bodies that no call ran which was compared
-        looks: how many more calls are compared for them
+        unseen: names of its bodies that no compared call has run
+        looks: number of further calls to compare for these bodies
     """
 
     program: Program
@@ -179,13 +179,13 @@ class Checked:
 
 
 def is_alive(life: Life | None) -> TypeGuard[Life]:
-    """True if a life is not over, as it is once anything was raised in it."""
+    """True if a life is not over. An exception in it ends it, too."""
     return life is not None and inspect.getgeneratorstate(life) != inspect.GEN_CLOSED
 
 
 def go_on(life: Generator[None, _Sent, None], sent: _Sent | None = None) -> None:
-    """Begin a life, or have it answer what is ``sent``. Raises what it raises, a StopIteration too, which Python makes
-    a RuntimeError as it leaves a generator; one that has left a generator of the user's stays as it is."""
+    """Begin a life, or have it answer what is ``sent``. Raises what the life raises: a StopIteration, too, which Python
+    turns into a RuntimeError as it leaves a generator. Such a RuntimeError from a generator of the user stays one."""
     try:
         if sent is None:
             next(life)
@@ -207,26 +207,26 @@ class Variant:
     Args:
         key: the scalars of its calls
         signature: the tensors of its calls
-        wanted: uncaptured runs that make it due to be captured
+        wanted: uncaptured runs after which it is due to be captured
         ran: uncaptured runs so far
-        again: the time at which it is due in any case
+        again: time from which on it is due in any case
         off: it is left uncaptured for good
-        refusal: why its last capture failed
-        refused: captures that failed in a row
-        seen: how many replays the process had begun when it last ran uncaptured
-        account: the times of its calls
-        like: the arguments that are sensitive in its capture, and the signature of calls with these
-        replay: how its calls are replayed, if it is captured
-        held: the executables that ``replay`` uses
-        workspace: of a replay, if its call was prepared
-        checked: set where some replays are compared
-        order: the order of its launches that was decided on
-        life: what answers its next call that is no mere replay, until it is over
-        joint: the same, at calls at which ranks vote
-        contest: what times its calls in two orders
+        refusal: reason why its last capture failed
+        refused: failed captures in a row
+        seen: number of replays that the process had begun when it last ran uncaptured
+        account: times of its calls
+        like: positions of arguments whose offsets its capture depends on, and the signature of its calls with these
+        replay: replays its calls, if it is captured
+        held: executables that ``replay`` uses
+        workspace: workspace of a replay, if its call was prepared
+        checked: progress of comparisons, if some replays are compared
+        order: order of its launches, once decided
+        life: answers its next call that is more than a replay, until it is over
+        joint: answers its next call at which ranks vote, until it is over
+        contest: times its calls in two orders
         shared: its replays send captured collectives
-        counted: the region's captures include what it is replayed by
-        unseen: names of bodies of what was captured last that the call which compared it did not run
+        counted: the region's captures include the one by which it is replayed
+        unseen: names of bodies of its last capture that were not run by the call that compared it
     """
 
     ran = 0
@@ -254,7 +254,7 @@ class Variant:
 
     @property
     def used(self) -> int:
-        """The number of its last replay, in the order of all replays."""
+        """Number of its last replay, in the order of all replays of the process."""
         return max((executable.used for executable in self.held), default=0)
 
     @property
@@ -264,13 +264,13 @@ class Variant:
 
     @property
     def contesting(self) -> bool:
-        """True until the order of its launches is decided on."""
+        """True if it is captured, and the order of its launches is not decided yet."""
         waits = is_alive(self.life) or (self.shared and is_alive(self.joint))
         return self.replay is not None and (waits or self.contest is not None)
 
     @property
     def capturable(self) -> bool:
-        """True if it may be captured, and is not."""
+        """True if it is not captured, but may be."""
         return self.replay is None and not self.off
 
     def due(self, clock: Callable[[], float]) -> bool:
@@ -285,18 +285,18 @@ class Variant:
         return self.capturable and self.ran == self.wanted - 1
 
     def postpone(self) -> None:
-        """Start anew, and run twice as often until the next capture: it was evicted, as all are where more variants
-        come in turn than memory is allowed for."""
+        """Start to count anew, with twice as many runs until the next capture: it was evicted, as is every variant if
+        more of them alternate than memory allows."""
         self.ran, self.wanted, self.again = 0, self.wanted * 2, None
         self.account.patience *= 2
 
     def wait(self, now: float) -> None:
-        """Start anew, and run twice as often until the next capture, if not longer than LONGEST_WAIT."""
+        """Start to count anew, with twice as many runs until the next capture, up to LONGEST_WAIT."""
         calls, seconds = LONGEST_WAIT
         self.ran, self.wanted, self.again = 0, min(self.wanted * 2, calls), now + seconds
 
     def refuse(self, refusal: Refusal, now: float) -> None:
-        """A capture failed: it is tried again after a wait, or never."""
+        """Record that a capture failed: it is tried again after a wait, or never."""
         self.refusal, self.refused = refusal, self.refused + 1
         lasting = reason_of(refusal.reason).lasting
         if lasting is Lasting.PASSES or (lasting is Lasting.DOUBTFUL and self.refused < _TRIES):
@@ -305,8 +305,8 @@ class Variant:
             self.off = True
 
     def retry(self, *, every: bool) -> Refusal | None:
-        """Make it due, if its last capture was refused for what may pass, or with ``every`` for whatever reason;
-        returns the refusal."""
+        """Make it due, if its last capture was refused for a reason that may pass, or with ``every``, for any reason.
+        Returns the refusal, if it is due now."""
         refusal = None if self.replay is not None else self.refusal
         if refusal is None or not (every or reason_of(refusal.reason).may_pass):
             return None
@@ -314,7 +314,7 @@ class Variant:
         return refusal
 
     def free(self) -> None:
-        """Close what was captured for it. Another thread may do the same."""
+        """Close its captures. Another thread may do so at the same time."""
         if self.shared:
             self.order = None  # what was decided on captured collectives says nothing of eager calls
         held, self.held = self.held, ()
@@ -325,19 +325,19 @@ class Variant:
 
 
 class VariantTable:
-    """Variants by key and signature: all that are captured, and MAX_TRACKED others, of which the one that was not used
-    for longest goes.
+    """Variants by key and signature: all captured ones, and up to MAX_TRACKED others, of which the least recently used
+    are dropped.
 
-    There is no lock: whatever allocates may collect garbage, and a finaliser may call the region whose table this is;
-    and another region may free what is captured here, on any thread, to make room. So every look at a dictionary may
-    find it changed since the last one.
+    There is no lock: any allocation may collect garbage, and a finaliser may call the region of this table. Another
+    region may also free captures of this table, on any thread, to make room. So every access to a dictionary may find
+    it changed since the last one.
     """
 
     def __init__(self, wanted: int) -> None:
         self._wanted, self._max_tracked = wanted, MAX_TRACKED
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
         self._replayed: dict[Hashable, dict[Variant, None]] = {}
-        """Those that are captured, by key: of many others, none is looked at."""
+        """Captured variants by key, so that a look-up skips all others."""
         self._captured: dict[Variant, None] = {}
         self._tracked: OrderedDict[Variant, None] = OrderedDict()
 
@@ -346,30 +346,30 @@ class VariantTable:
 
     @property
     def captured(self) -> list[Variant]:
-        """The variants that are captured."""
+        """All captured variants."""
         return list(self._captured)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the device that their executables take."""
+        """Bytes of the device that the executables of all variants take."""
         return sum(variant.held_bytes for variant in self.captured)
 
     @property
     def contests(self) -> int:
-        """How many variants are being tried in another order of their launches, or will be."""
+        """Number of variants that are tried, or will be, in another order of their launches."""
         return sum(variant.contesting for variant in self.captured)
 
     @property
     def contested_now(self) -> int:
-        """How many are timed in two orders."""
+        """Number of variants that are timed in two orders."""
         return sum(variant.contest is not None for variant in self.captured)
 
     def under(self, key: Hashable) -> tuple[Variant, ...]:
-        """The variants of a key that are captured."""
+        """The captured variants of a key."""
         return tuple(self._replayed.get(key, ()))
 
     def only(self, key: Hashable) -> Variant | None:
-        """The variant of a key, if one alone is known."""
+        """The variant of a key, if exactly one is known."""
         known = self._by_key.get(key, _NONE)
         return next(iter(known.values()), None) if len(known) == 1 else None
 
@@ -391,14 +391,14 @@ class VariantTable:
         return variant
 
     def touch(self, variant: Variant) -> None:
-        """``variant`` ran uncaptured: it goes last."""
+        """Make ``variant``, which ran uncaptured, the most recently used."""
         try:  # noqa: SIM105 - contextlib.suppress takes a microsecond
             self._tracked.move_to_end(variant)
         except KeyError:  # it has gone meanwhile
             pass
 
     def install(self, variant: Variant, replay: Replay, executable: Executable) -> None:
-        """``variant`` is captured."""
+        """Enter ``variant`` as captured."""
         variant.replay, variant.held = replay, (executable,)
         variant.again, variant.refusal, variant.refused = None, None, 0
         self._by_key.setdefault(variant.key, {})[variant.signature] = variant
@@ -410,8 +410,8 @@ class VariantTable:
         self._tracked.pop(variant, None)
 
     def replace(self, variant: Variant, replay: Replay, *held: Executable, contest: Contest | None = None) -> bool:
-        """Replay ``variant`` by other executables, which ``contest`` times, unless another thread frees it; whether
-        that is so. Those that it held, and ``held`` where it is freed, are closed."""
+        """Replay ``variant`` by the executables ``held``, which ``contest`` times. Returns False if another thread has
+        freed it. Closes executables that are no longer held: all of them if it was freed."""
         before = variant.held
         variant.held, variant.replay, variant.contest = held, replay, contest  # at once, whatever comes in between
         kept = variant in self._captured
@@ -423,7 +423,7 @@ class VariantTable:
         return kept
 
     def free(self, variant: Variant) -> bool:
-        """Free what was captured for ``variant``, which is remembered; whether this thread did."""
+        """Free the capture of ``variant``, which stays known. Returns whether this thread did so."""
         try:
             del self._captured[variant]
         except KeyError:  # another one was first
@@ -434,7 +434,7 @@ class VariantTable:
         return True
 
     def settle(self, variant: Variant) -> bool:
-        """Something was raised while ``variant`` was captured: it is, or there is nothing of it; whether it is."""
+        """Clean up after an exception in a capture of ``variant``, unless it is captured. Returns whether it is."""
         captured = variant in self._captured
         if not captured:
             self._forget(variant)
@@ -442,14 +442,14 @@ class VariantTable:
         return captured
 
     def _forget(self, variant: Variant) -> None:
-        """``variant`` is captured no longer."""
+        """Remove ``variant`` from the captured variants of its key."""
         known = self._replayed.get(variant.key, {})
         known.pop(variant, None)
         if not known and (others := self._replayed.pop(variant.key, None)):
-            self._replayed.setdefault(variant.key, {}).update(others)  # another thread was captured meanwhile
+            self._replayed.setdefault(variant.key, {}).update(others)  # another variant was captured meanwhile
 
     def retry(self, *, every: bool) -> Refusal | None:
-        """Make those due again that were refused; the refusal of one of them."""
+        """Make refused variants due again. Returns the refusal of one of them."""
         refusals = [variant.retry(every=every) for variant in list(self._tracked)]
         return next((refusal for refusal in refusals if refusal is not None), None)
 

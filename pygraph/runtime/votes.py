@@ -1,14 +1,14 @@
 """Ranks of a process group decide together whether they capture a region's collectives.
 
-NCCL wants a collective to be captured by all of its ranks or by none. So each rank says under the number of a call what
-it is about to replay, and reads what the others say. Every rank reads the same recorded result: the first that has read
-all, or has waited for SECONDS, decides for everybody.
+NCCL requires that all ranks capture a collective, or none. So each rank publishes, under the number of a call, what it
+is about to replay, and reads the answers of the others. Every rank reads the same recorded result: the first rank that
+has read all answers, or has waited for SECONDS, decides for all.
 
     calls 1 to 3     as without votes: the second is captured, and replays call collectives
     call 4           vote: all ranks capture collectives too, replay, and compare with an uncaptured run
-    calls 5 to 84    if each was right, calls are timed, with captured collectives in turn on all ranks alike; a
-                     question decides: they are used if each rank has measured them no slower
-    call 85          vote: the same in another order of launches; if it was right, 80 more calls are timed, and a last
+    calls 5 to 84    if each was right, calls are timed, with and without captured collectives, in turn on all ranks
+                     alike; a question decides: they are used if each rank has measured them no slower
+    call 85          vote: capture in another order of launches; if it was right, 80 more calls are timed, and a last
                      question decides
 
 ``joint`` is this life of one variant as a generator: each ``yield`` waits for a vote at one of its calls.
@@ -45,25 +45,25 @@ if TYPE_CHECKING:
     from pygraph.runtime.life import Lives
 
 VOTES = (4, 8, 16, 32, 64)
-"""Calls of a region at which its ranks vote. A program that communicates is called by all of them in step."""
+"""Calls of a region at which its ranks vote. All ranks call a program that communicates in step."""
 
 AGREED = "all ranks have captured the collectives, and compared"
-"""A note on a region, until times have decided and behind that."""
+"""A note on a region, before and after times have decided."""
 
 TOLERATED = "non-deterministic: compared within a tolerance"
-"""A note on a region whose results vary by themselves."""
+"""A note on a region whose results vary between runs."""
 
 SECONDS = 30.0
-"""Until a rank that says nothing counts as one that never will."""
+"""Time to wait for a rank's answer; after it, the rank is assumed never to answer."""
 
 _opened: Counter[tuple[str, str]] = Counter()
-"""How many regions of a name have voted in a group."""
+"""Number of regions of a name that have voted in a group."""
 
 _captured: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""How many collectives of a process group were captured, and not sent."""
+"""Number of collectives of a process group that were captured, and not sent."""
 
 _joined: WeakKeyDictionary[Any, WeakSet[Lives]] = WeakKeyDictionary()
-"""Process groups of which replays send collectives that were captured, with the regions that do."""
+"""Process groups whose captured collectives are sent by replays, with the regions of these."""
 
 
 class Outcome(str, Enum):
@@ -71,13 +71,13 @@ class Outcome(str, Enum):
 
     YES = "yes"
     NO = "no"
-    LATE = "late"  # a rank said nothing
+    LATE = "late"  # a rank did not answer
 
 
 @dataclass(slots=True)
 class Ballot:
-    """The votes of a region, which goes by the same ``name`` on each rank of the process group ``group``, and is the
-    ``number``-th of this name there. ``held`` counts votes: each is held once, and has one outcome for ever. None is
+    """The votes of a region, which has the same ``name`` on each rank of the process group ``group``, and is the
+    ``number``-th of this name there. ``held`` counts votes: each is held once, and its outcome is final. No vote is
     held at the calls up to ``busy``, which are timed."""
 
     name: str
@@ -96,16 +96,16 @@ class Ballot:
         return self.held >= len(VOTES)
 
     def place(self, call: int) -> str:
-        """Where this rank is in its program. Ranks that are at the same place pair their collectives alike: it has the
-        number of the call, that of all regions' calls, and that of the group's collectives, but for those that were
-        captured, which a group does not count when they are replayed."""
+        """Position of this rank in its program. Ranks at the same place pair their collectives alike: it consists of
+        the number of the call, that of all regions' calls, and that of the group's collectives. The last one excludes
+        captured collectives, which a group does not count when they are replayed."""
         calls = counts["replays"] + counts["uncaptured"]
         group = resolve_process_group(self.group)
         return f"{call} {calls} {_sent(group) - _captured.get(group, 0)}"
 
     @contextlib.contextmanager
     def vote(self, call: int) -> Iterator[Vote]:
-        """The vote at a call of the region, by its number. A rank that leaves it without an answer has said no."""
+        """The vote at a call of the region, by its number. A rank that leaves it without an answer votes no."""
         vote = Vote(self, call, self.place(call))
         try:
             yield vote
@@ -124,14 +124,14 @@ class Ballot:
             _captured[group] = _captured.get(group, 0) + _sent(group) - before
 
     def join(self, region: Lives) -> None:
-        """Replays of ``region`` send captured collectives from now on, until the group is shut down: NCCL goes on
-        waiting for graphs that hold some of a communicator before it destroys it."""
+        """Note that replays of ``region`` send captured collectives from now on. The region is closed before the group
+        is shut down: NCCL waits for graphs that hold collectives of a communicator before it destroys that."""
         _close_before_shutdown()
         _joined.setdefault(resolve_process_group(self.group), WeakSet()).add(region)
 
     def decide(self, question: str, answer: str | None) -> Outcome:
-        """YES if every rank gives the same ``answer`` to ``question`` of this vote; None says no, and does not wait for
-        others."""
+        """YES if every rank gives the same ``answer`` to ``question`` of this vote. The answer None means no, and does
+        not wait for others."""
         group = resolve_process_group(self.group)
         store, prefix = group.get_group_store(), f"pygraph/{self.name}/{self.number}/{self.held}/{question}"
         said = [f"{prefix}/{rank}" for rank in range(group.size())]
@@ -149,7 +149,7 @@ class Ballot:
 
 
 class Vote:
-    """One vote, at a ``call`` of the region: whether all replay it, and then, whether all were right."""
+    """One vote, at a ``call`` of the region: do all ranks replay it, and then, were all right?"""
 
     def __init__(self, ballot: Ballot, call: int, place: str) -> None:
         self._ballot, self.call, self._place = ballot, call, place
@@ -159,7 +159,7 @@ class Vote:
         self._used = False
 
     def together(self, sends: str, runs: str | None) -> bool:
-        """Ask whether all ranks replay this call, with the same further runs; None: this one cannot."""
+        """Ask whether all ranks replay this call, with the same further ``runs``; None: this rank cannot replay it."""
         said = None if runs is None else f"{self._place} {sends} {runs}"
         self.outcome = self._ballot.decide("replay", said)
         return self.outcome is Outcome.YES
@@ -170,12 +170,12 @@ class Vote:
         return self._ballot.decide("use", "right" if right else None) is Outcome.YES
 
     def won(self, calls: str | None) -> bool:
-        """Ask, once all have timed it, whether what they agreed on has won on all, in the same ``calls``; None: here it
-        has not. A rank whose sizes change by themselves has timed other calls."""
+        """Ask, once all ranks have timed their joint capture, whether it has won on all, in the same ``calls``; None:
+        it has not won here. A rank whose sizes change independently has timed other calls."""
         return self._ballot.decide(f"times {self._number}", calls) is Outcome.YES
 
     def end(self) -> None:
-        """Say no to what was not answered: others wait for it."""
+        """Answer open questions with no: other ranks wait for an answer."""
         if self.outcome is None:
             self.outcome = self._ballot.decide("replay", None)
         elif self.outcome is Outcome.YES and not self._used:
@@ -210,9 +210,9 @@ def only_collectives(program: Program) -> bool:
 
 
 def collectives_of(program: Program) -> tuple[str, str] | None:
-    """The group of the collectives that ``program`` calls, and what is said of them: the same on ranks that send the
-    same. None if there are none, if they belong to several groups, or to one that does not count them, or if some may
-    be under way when a replay begins or ends."""
+    """The group of the collectives that ``program`` calls, and a hash of them, equal on ranks that send the same ones.
+    None if there are none, if they belong to several groups, or to one that does not count them, or if some may be
+    under way when a replay begins or ends."""
     calls = [launch for launch in program.calls if is_functional_collective(launch.name)]
     groups = {launch.eager.group for launch in calls if launch.eager is not None and launch.eager.group is not None}
     if len(groups) != 1 or any(in_flight(program)) or absent(resolve_process_group):
@@ -220,7 +220,7 @@ def collectives_of(program: Program) -> tuple[str, str] | None:
     group = groups.pop()
     try:
         _sent(resolve_process_group(group))
-    except RuntimeError:  # a backend that does not count them: nobody could tell where a rank is
+    except RuntimeError:  # a backend that does not count them: the position of a rank would be unknown
         return None
     return group, hashlib.sha256(repr([launch.signature for launch in calls]).encode()).hexdigest()
 
@@ -229,7 +229,7 @@ def collectives_of(program: Program) -> tuple[str, str] | None:
 
 
 def hold(lives: Lives, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
-    """Vote, if this call is one that ranks vote at. Returns the answer to the call; None, with nothing done, where it
+    """Vote, if this is a call at which ranks vote. Returns the outputs of the call, or None, with nothing done, if it
     is to be answered as any other."""
     record, key = lives.record, lives.key
     number = record.replays + record.uncaptured + 1
@@ -253,7 +253,7 @@ def hold(lives: Lives, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
 
 
 def joint(lives: Lives, ballot: Ballot, variant: Variant, sends: str) -> Generator[None, tuple[Vote, Call], None]:
-    """From the first vote on. ``sends``: what ranks say of the collectives of ``variant``."""
+    """Life of a variant from the first vote on. ``sends``: hash by which ranks compare its collectives."""
     kept: Captured | None = None
     while kept is None:
         vote, call = yield
@@ -269,7 +269,7 @@ def joint(lives: Lives, ballot: Ballot, variant: Variant, sends: str) -> Generat
     lives.add_notes(*[AGREED] * begun)
     if waiting is None or not begun:
         return
-    del kept, contest, waiting  # what waits holds nothing of a capture
+    del kept, contest, waiting  # a waiting life holds nothing of a capture
 
     vote, call = yield
     if variant.held != (executable,):
@@ -282,7 +282,7 @@ def joint(lives: Lives, ballot: Ballot, variant: Variant, sends: str) -> Generat
 
 
 def _contest(lives: Lives, vote: Vote, call: Call, margin: float) -> JointContest:
-    """Times the calls behind ``call``."""
+    """The contest that times the calls after ``call``."""
     record, subject = lives.record, lives.subject
 
     def place() -> int:
@@ -298,8 +298,8 @@ def _chosen(
     variant: Variant,
     decision: Decision,
 ) -> None:
-    """Times have decided on the captured collectives of the program that is ``untold``, the first time. Where replays
-    go on calling them, the life that was ``waiting`` does, too."""
+    """Record the decision on captured collectives, and on the first call, report the ``untold`` program if it won. If
+    replays go on calling collectives, the life that was ``waiting`` goes on, too."""
     captured = decision.order == DEPENDENCES
     if not captured:
         variant.life, variant.shared, variant.joint = waiting, False, None
@@ -314,7 +314,7 @@ def _chosen(
 def _capture_joint(
     lives: Lives, ballot: Ballot, args: list[Any], order: str, joined: Executable | None
 ) -> Captured | None:
-    """A capture with collectives, if nothing but these would have to be called. ``joined``: replays send captured
+    """A capture with collectives, if replays have no other operators to call. ``joined``: replays send captured
     collectives already, and another ``order`` is tried, if it does not take too much memory."""
     with ballot.capturing():
         made = lives.try_capture(args, order, collectives=True)
@@ -342,14 +342,14 @@ def _capture(
 ) -> Captured | None:
     """Capture with collectives, and compare with all ranks; None unless it was right on each.
 
-    Once ranks have agreed to replay, whatever keeps this one from its part is raised: others would take what it sends
-    next for that. A call that this rank cannot replay is left as it was."""
+    Once ranks have agreed to replay, anything that keeps this rank from its part is raised: others would mistake its
+    next messages for that part. A call that this rank cannot replay is left as it was."""
     made = _capture_joint(lives, ballot, call.args, order, joined)
     if made is None:
         return None
 
     def answer(args: list[Any]) -> Sequence[Any]:
-        """Uncaptured, but where all go on with collectives that are captured already."""
+        """Run uncaptured, or by ``joined`` if all ranks go on with collectives that are captured already."""
         goes_on = joined is not None and vote.outcome is not Outcome.YES
         outputs: Sequence[Any] | None = joined.replay(args) if joined is not None and goes_on else None
         if outputs is None:
@@ -363,7 +363,7 @@ def _capture(
     right = verdict.refusal is None and lives.left is None and variant.replay is not None
     if vote.outcome is Outcome.YES and vote.keep(right):
         ballot.join(lives)
-        lives.make_room(variant, made)  # as far as it goes: what all ranks use is used
+        lives.make_room(variant, made)  # as far as possible: a capture that all ranks use is kept
         lives.add_notes(*[TOLERATED] * verdict.tolerant)
         return made
     made.executable.close()
