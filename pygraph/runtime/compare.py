@@ -83,7 +83,7 @@ def compare(
     makes in addition to the answering one (``"once"``: a replay, ``"rounds"``: all that may be needed, None: it cannot
     make any). It returns whether all ranks make these runs: if not, none replays (``ranks-differ``).
 
-    The replay is accepted if the bits of outputs, written arguments and random state are equal, and the structure is.
+    The replay is accepted if the bits of outputs, written arguments and random state are equal, as is the structure.
     Unequal values refuse it (``comparison-failed``, or ``stateful-operator`` if operators are written in Python),
     unless launches that are known to be non-deterministic decide them. The replay is refused this time if such values
     lie outside of the spread of uncaptured runs, which may be chance (``odd-replay``), or if the random state differs

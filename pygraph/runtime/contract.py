@@ -39,7 +39,7 @@ class Executable:
     ``replay`` is the native region's own method, with no Python code in between. It runs the region on ``args`` and
     returns fresh outputs. It empties the list, and releases each argument as soon as it is dead. It returns None, with
     nothing written and ``args`` unchanged, if these do not match the capture (scalars match by type and by bits), or if
-    another replay of it is under way, on another thread or around this. Raises ReplayError, or what a kernel raised.
+    the region is being replayed already, by another thread or around this call. Raises ReplayError and kernel errors.
     """
 
     __slots__ = ("__weakref__", "_kept", "_region", "nbytes", "replay")

@@ -191,7 +191,7 @@ class Lives:
         """Have the life of ``variant`` answer a call, on the thread that has the capturing turn."""
         call, life = Call(args), variant.life
         try:
-            # one that a thread was at when this process was forked from it never goes on
+            # a life that another thread was running when this process was forked never goes on
             if life is None or inspect.getgeneratorstate(life) != inspect.GEN_SUSPENDED:
                 life = variant.life = self._live(variant, call)
                 go_on(life)
@@ -271,7 +271,7 @@ class Lives:
     def _capture_first(self, variant: Variant, call: Call) -> Captured | None:
         """Capture, compare, and replay from now on. Returns None if that was refused."""
         if self._like_the_odd_one(variant, call.args):
-            # a wrong replay may be right where it reads what was there the last time
+            # a wrong replay may look right if it reads what the last run left in memory
             variant.wait(self.subject.clock())
             self._answer(variant, call)
             return None

@@ -23,13 +23,13 @@ class RegionOptions:
 
     Args:
         capture_after: occurrence of a variant at which it is captured, at least 2
-        memory_limit: device bytes for the owner's captures, least recently used are freed; None: owner's or driver's
+        memory_limit: bytes of the device for captures of the owner (``make_room``); None: its limit, or the driver's
         verify_every: replays per comparison with an uncaptured run, which answers the call; 0: none
         ledger: captures must pay
         cache_dir: folder for decisions; None: keep none
         order: order of launches: ``program``, ``dependences``, or ``measured``, the one that real calls find faster
         launch_passes: turn the captured program into the one that is replayed
-        collectives: ``eager``: replays call them; ``measured``: captured if all ranks agree and find it no slower
+        collectives: ``eager``: replays call them; ``measured``: captured if all ranks agree, and find that no slower
         exempt: positions of arguments that comparisons neither copy nor read; all runs write them in place
     """
 
@@ -62,10 +62,9 @@ class RegionRecord:
     reason why replays call an operator instead of capturing it. ``python_runs``: how often bodies of operators written
     in Python ran for captures and comparisons. ``refusals``: the first one for each reason. ``ledger``: cost of
     captures and savings of replays; None if captures need not pay. ``orders``: decisions on the order of launches;
-    ``contests``: number of variants that wait for one.
-    ``passes``: notes of the launch passes on the last capture. ``longest_path``: number of launches on the longest
-    path of dependences (0: not computed). ``timeline``: of the last capture whose launches run side by side.
-    ``events``: counts of other events, by kind, and by kind and reason."""
+    ``contests``: number of variants that wait for one. ``passes``: notes of the launch passes on the last capture.
+    ``longest_path``: number of launches on the longest path of dependences (0: not computed). ``timeline``: of the last
+    capture whose launches run side by side. ``events``: counts of other events, by kind, and by kind and reason."""
 
     name: str
     state: State = State.COLD
