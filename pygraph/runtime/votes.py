@@ -54,7 +54,7 @@ TOLERATED = "non-deterministic: compared within a tolerance"
 """A note on a region whose results vary between runs."""
 
 SECONDS = 30.0
-"""Time to wait for a rank's answer; after it, the rank is assumed never to answer."""
+"""Seconds to wait for a rank's answer; after that, the rank is assumed never to answer."""
 
 _opened: Counter[tuple[str, str]] = Counter()
 """Number of regions of a name that have voted in a group."""
