@@ -1,9 +1,9 @@
-"""Passes: what they are, pipelines of them as text, the manager that runs them, and the built-in ones.
+"""Passes: base classes, pipelines as text, the manager that runs them, and the built-in passes.
 
     pipeline text ──► Pass, Pass, … ──► PassManager.run(graph, context) ──► the graph, verified after each pass
 
 A pass is a frozen dataclass whose fields are its options (``base``), or a plain function. ``pipeline`` parses and
-prints pipelines and knows passes by name; ``manager`` checks contracts, times, dumps, bisects, writes reproducers.
+prints pipelines and finds passes by name; ``manager`` checks contracts, times, dumps, bisects, writes reproducers.
 """
 
 from pygraph.passes import base, manager, patterns, pipeline

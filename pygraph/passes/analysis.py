@@ -1,4 +1,4 @@
-"""Queries of passes and reports on a graph: dependences by position, what regions consist of, device times of nodes.
+"""Queries on a graph, for passes and reports: dependences by position, contents of regions, device times of nodes.
 
 node.meta[REGION]   0 0 1 – 1     region_views(graph)[1]: nodes 2 and 4, the values they read and return
 """
@@ -15,7 +15,7 @@ from pygraph.passes.region_order import Kind, runs
 
 
 def dependence_lists(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
-    """For the node at each position, the positions that it must follow, and those that must follow it."""
+    """For the node at each position, the positions that it must follow, and the positions that must follow it."""
     place = {node: i for i, node in enumerate(graph.nodes)}
     before: list[list[int]] = [[] for _ in place]
     after: list[list[int]] = [[] for _ in place]
@@ -33,8 +33,8 @@ class RegionView:
         nodes: in program order
         reads: values from outside, in order of first use
         results: values that are used outside, or returned, in order of definition
-        launches: their number, besides those of nodes that the region calls; None when unknown
-        segments: runs of launches without such calls between them
+        launches: number of launches, without those of nodes that the region calls; None if unknown
+        segments: number of runs of launches without such calls between them
     """
 
     nodes: Sequence[KernelNode]
@@ -68,7 +68,7 @@ def _view(nodes: Sequence[KernelNode], returned: frozenset[Value], values: Mappi
 
 
 def known_sum(counts: Iterable[float | None]) -> float | None:
-    """The sum, or None where a summand is unknown."""
+    """The sum, or None if a summand is unknown."""
     found = list(counts)
     return None if None in found else sum((count for count in found if count is not None), 0.0)
 
@@ -81,10 +81,10 @@ _PRODUCT_PARTS = ("convolution", "_scaled_dot_product")
 
 
 def node_time_us(node: KernelNode, model: DeviceModel, values: Mapping[str, int]) -> float | None:
-    """Device time of ``node`` in µs, or None where its cost is unknown.
+    """Device time of ``node`` in µs, or None if its cost is unknown.
 
-    The rate of matrix products, convolutions and attention is that of the element type that they take, or return where
-    they take no tensor.
+    For matrix products, convolutions and attention, the rate depends on the element type of the first tensor operand,
+    or of the first tensor result if there is no such operand.
     """
     name = node.op.partition(".")[2]
     dtype = None

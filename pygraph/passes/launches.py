@@ -1,4 +1,4 @@
-"""Passes over launch programs: their memory, their order, where intermediates lie, where segments end.
+"""Passes over launch programs: allocations, order, addresses of intermediates, ends of segments.
 
     captured launches ──► rename ──► order ──► layout ──► segments ──► what a driver replays
 
@@ -85,17 +85,17 @@ def _result(before: Program, made: Program, note: str) -> PassResult:
 
 @dataclass(frozen=True)
 class LaunchPipeline:
-    """A pipeline as the runtime runs it on each captured program.
+    """A pipeline that the runtime runs on each captured program.
 
     Args:
-        manager: of launch passes
+        manager: pass manager with launch passes
     """
 
     manager: PassManager
 
     @property
     def key(self) -> str:
-        """All that its decisions depend on besides the program."""
+        """Everything except the program on which the decisions of the pipeline depend."""
         return " ".join((self.manager.text, *sources(self.manager.passes)))
 
     def __call__(self, program: Program, order: str) -> Program:

@@ -1,11 +1,11 @@
-"""The pass manager: runs a pipeline over a graph or a launch program, holds each pass to its contract, and says where
-it broke.
+"""The pass manager: runs a pipeline over a graph or a launch program, checks the contract of each pass, and reports
+which pass broke it.
 
-    set back to what the pass requires ─ run ─ verify at what it ensures ─ record, dump, print
+    set back to the required stage ─ run ─ verify at the ensured stage ─ record, dump, print
                                           └─ raised or broke its contract: PassError, and a reproducer
 
-A reproducer is one ``.pgir`` file: the graph or program before the pass and, in leading comments, what runs the pass
-again.
+A reproducer is one ``.pgir`` file: the graph or program before the pass and, in leading comments, the pipeline and
+context that run the pass again.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ __all__ = [
 ]
 
 Check: TypeAlias = Literal["off", "result", "full"]
-"""How passes are checked: not at all; the verifier on each result; and what they say of themselves too: ``modified``
-against the printed graph, ``keeps_meaning`` by running the graphs before and after."""
+"""Checks of passes: none; the verifier on each result; or also the claims of passes: ``modified`` is compared with the
+printed graph, and ``keeps_meaning`` is tested by running the graphs before and after."""
 
 Pipeline: TypeAlias = "str | Sequence[BasePass | PassFunction | str]"
-"""A pipeline as users give it: text, or passes, functions and texts in a sequence."""
+"""A pipeline in the forms that users write: text, or a sequence of passes, functions and texts."""
 
 DEFAULT_PIPELINE = "legality,placement,partitioning,indirection,selection"
 
@@ -258,7 +258,7 @@ def _stage_name(subject: Graph | Program) -> str:
 
 
 def _copy(subject: Any) -> Any:
-    """``subject`` as it is, whatever passes do."""
+    """A copy of a graph; a launch program itself, since programs are immutable."""
     return subject.clone() if isinstance(subject, Graph) else subject
 
 
@@ -271,7 +271,7 @@ def verify_subject(subject: Graph | Program) -> None:
 
 
 def _unreached(item: BasePass, stage: Stage | None) -> str:
-    """Why a pass does not run on a graph at ``stage``, or if that is None on a launch program; empty if it does."""
+    """Reason why a pass cannot run on a graph at ``stage``, or on a launch program if that is None; else empty."""
     if not isinstance(item, Pass) or stage is None:
         wanted, found = ("graph" if each else "launch program" for each in (isinstance(item, Pass), stage))
         return "" if wanted == found else f"it runs on a {wanted}, and this is a {found}"
@@ -331,13 +331,13 @@ _comparisons: list[Callable[[Graph, Graph, bool], str]] = []
 
 
 def register_comparison(compare: Callable[[Graph, Graph, bool], str]) -> None:
-    """Have ``check="full"`` run graphs by ``compare``, which is told whether results have to be equal bit by bit, and
-    returns why it did not run them, or nothing: what runs operators is not known here."""
+    """Have ``check="full"`` compare graphs with ``compare``. Its third argument is true if results must be equal bit by
+    bit; it returns the reason why it did not run the graphs, else an empty string. This module cannot run operators."""
     _comparisons.append(compare)
 
 
 def _held_to_meaning(item: BasePass, before: Any, after: Any) -> tuple[str, ...]:
-    """Compare graphs, unless the pass did not touch operators. Returns a note where they were not compared."""
+    """Compare the graphs before and after a pass that changed operators or outputs. Returns a note if it could not."""
     if not isinstance(item, Pass):
         return ()
     first, then = (
@@ -355,7 +355,7 @@ def _held_to_meaning(item: BasePass, before: Any, after: Any) -> tuple[str, ...]
 
 
 def _regions(graph: Graph | Program) -> tuple[object, object]:
-    """Which nodes of a graph are in which region, and which regions are selected."""
+    """Region of each node in a region, by name, and selection of each region, by index."""
     if isinstance(graph, Program):
         return (), ()
     members = {node.name: node.meta.get(REGION) for node in graph.nodes if REGION in node.meta}
@@ -363,11 +363,11 @@ def _regions(graph: Graph | Program) -> tuple[object, object]:
 
 
 def _set_back(graph: Graph, stage: Stage) -> None:
-    """Make ``stage`` the graph's, if it is an earlier one, and drop the annotations of every stage after it.
+    """Set the graph back to ``stage``, if it has reached that stage, and drop the annotations of every later stage.
 
-    What later stages said was said of another graph. Whether a node is capturable goes with JUDGED, the regions and
-    why a capturable node is in none with PARTITIONED, the parameters of regions with INDIRECTED, their selection with
-    SELECTED. What placement did to a node stays, and so do annotations that other passes bring with them.
+    Annotations of later stages describe another graph. JUDGED owns the capturability of nodes, PARTITIONED the regions
+    and the reasons of capturable nodes outside of regions, INDIRECTED the parameters of regions, and SELECTED their
+    selection. Annotations of placement stay, and so do those that other passes add.
     """
     if not graph.stage.reached(stage):
         return
@@ -395,7 +395,7 @@ _HEADER = re.compile(r"//\s*([a-z]+):\s*(.*)")
 
 
 def _header(pipeline: str, ctx: PassContext, error: str) -> dict[str, str]:
-    """The header that ``read_header`` reads, and the error."""
+    """Header of a reproducer, for ``read_header``, with the error."""
     return {
         "pipeline": pipeline,
         "device": ctx.device,
@@ -408,7 +408,7 @@ def _header(pipeline: str, ctx: PassContext, error: str) -> dict[str, str]:
 def _write(
     folder: Path | None, name: str, subject: Graph | Program, header: Mapping[str, str] | None = None
 ) -> str | None:
-    """The path of a file with the text of ``subject``, in ``folder`` or a temporary one; None after a warning."""
+    """Write ``subject`` as text to ``folder`` or a temporary folder. Returns the path, or None after a warning."""
     try:
         comments = "".join(f"// {key}: {value}\n" for key, value in (header or {}).items() if value)
         text = comments + str(subject)
@@ -423,15 +423,15 @@ def _write(
 
 @functools.cache
 def temporary_folder(process: int) -> Path:
-    """The folder for reproducers of a process without a dump directory. A failure takes the place of an earlier one of
-    the same pass: once a property test has shrunk its graph, the smallest one is left."""
+    """The folder for reproducers of a process without a dump directory. A reproducer replaces earlier ones of the same
+    pass: once a property test has shrunk its graph, the smallest one is left."""
     return Path(tempfile.mkdtemp(prefix=f"pygraph-{process}-"))
 
 
 def read_header(text: str) -> tuple[str | None, PassContext | None]:
-    """The pipeline text and the context that the leading comments of a ``.pgir`` text name; None where they do not.
+    """Pipeline text and context from the leading comments of a ``.pgir`` text; each is None if the comments lack it.
 
-    Raises ValueError where a value is malformed.
+    Raises ValueError if a value is malformed.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():

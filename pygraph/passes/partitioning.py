@@ -116,9 +116,9 @@ def _apply(
 
 
 def _trimmed(units: Sequence[int], kinds: Sequence[Kind], leaders: Iterable[int]) -> tuple[list[int], frozenset[int]]:
-    """``units``, without what EAGER nodes at the beginning and at the end of a region need there, or are needed for:
-    all up to the last EAGER node before its first LAUNCHES one, and so at its end. A unit has its first member's
-    position."""
+    """Cut EAGER nodes off both ends of each region, with all nodes up to the last EAGER node before the first LAUNCHES
+    node, and all from the first EAGER node after the last LAUNCHES node. Returns the new units and the leaders of
+    regions. A unit is named by the position of its first member."""
     found, kept = list(units), list[int]()
     for leader in leaders:
         members = [v for v, unit in enumerate(units) if unit == leader]
@@ -133,7 +133,7 @@ def _trimmed(units: Sequence[int], kinds: Sequence[Kind], leaders: Iterable[int]
 
 
 def _state(graph: Graph) -> tuple[object, object]:
-    """All that this pass can change, to compare."""
+    """Everything that this pass can change, for comparison."""
     regions = [(index, region.parameters, region.meta) for index, region in graph.regions.items()]
     return [(node, node.meta.copy()) for node in graph.nodes], regions
 

@@ -1,4 +1,4 @@
-"""Rewrites by pattern: where operators call one another as a pattern says, others take their place, until none match.
+"""Rewrites by pattern: nested calls of operators that match a pattern are replaced until none matches.
 
 rewrite(graph, "aten.relu.default(%x)", lambda found: found.add("aten.clamp_min.default", (found["x"], 0)))
 """
@@ -104,7 +104,7 @@ def _put(graph: Graph, found: Found, made: KernelNode | Value) -> None:
 
 
 class _Scan:
-    """A graph as it is when a round of matching begins."""
+    """A graph at the beginning of a round of matching."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -150,7 +150,7 @@ class _Scan:
         return type(arg) is type(wanted) and arg == wanted
 
     def _is_overwritten(self, inner: KernelNode, outer: KernelNode) -> bool:
-        """True if what ``inner`` reads is written before ``outer`` runs."""
+        """True if memory of an input of ``inner`` is written between ``inner`` and ``outer``."""
         first, last = self.place[inner], self.place[outer]
         read = {self.roots.get(value, value) for value in inner.inputs}
         return any(first < i < last and root in read for i, root in self.writes)

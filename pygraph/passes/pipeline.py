@@ -4,8 +4,8 @@
                                             ◄── print ──
 
 The fields of a pass are its options: ``max_regions`` is written ``max-regions``, and fields at their default are left
-out. Names are those of the built-in passes, of installed packages (entry points ``pygraph.passes``), and of passes that
-the process registered. Nothing is imported before its name is looked up.
+out. Passes are built in, come from installed packages (entry points ``pygraph.passes``), or are registered by the
+process. Nothing is imported before its name is looked up.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ P = TypeVar("P", bound="type[BasePass] | PassFunction")
 T = TypeVar("T")
 
 OptionValue: TypeAlias = "int | float | bool | str | tuple[OptionValue, ...] | None"
-"""Values of options, all of which have a text. Lists are tuples, since passes are frozen."""
+"""Value of an option; each has a text form. Lists are tuples, since passes are frozen."""
 
 _BARE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", re.ASCII)
 _RESERVED = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
@@ -60,7 +60,7 @@ _log = logging.getLogger("pygraph")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint that names the closest known word, or lists all when none is close. Empty when nothing is known."""
+    """A hint that names the closest known word, or lists all if none is close. Empty if there are no known words."""
     choices = list(known)
     close = difflib.get_close_matches(word, choices, n=1)
     if close:
@@ -72,7 +72,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 class _Parser(Reader):
-    """Builds each pass as soon as its options are read."""
+    """Parser of pipeline text. It builds each pass as soon as its options are read."""
 
     pattern = tokens(
         r"(?P<number>[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|[+-]inf(?![A-Za-z0-9_-]))"
@@ -133,7 +133,7 @@ class _Parser(Reader):
 
 
 def _fit(value: OptionValue, wanted: Any) -> Any:
-    """``value`` as an option of the type ``wanted``; integers are floats where only these fit. Raises TypeError."""
+    """``value`` as an option of type ``wanted``. An integer becomes a float if only a float fits. Raises TypeError."""
     origin, args = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
         for choice in sorted(args, key=[float].count):
@@ -176,7 +176,7 @@ def print_pass(item: BasePass) -> str:
 
 
 def _print_value(value: object) -> str:
-    """The text of one option value. Raises TypeError when it has none."""
+    """The text of one option value. Raises TypeError if it has none."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, int | float):
@@ -192,7 +192,7 @@ def _print_value(value: object) -> str:
 
 
 def option_texts(cls: type[BasePass]) -> Iterator[tuple[str, str, str | None]]:
-    """Name, type and default of each option as users read them; the default is None where a value must be given."""
+    """Name, type and default of each option as users read them; the default is None if the option is required."""
     wanted = _option_types(cls)
     for field in dataclasses.fields(cls):
         if field.init:
@@ -216,8 +216,8 @@ def _default(field: dataclasses.Field[Any]) -> object:
 
 
 def _type_text(wanted: Any) -> str:
-    """A type as users read it: ``int or none``, ``a list of int``, ``auto or all``. Raises TypeError where values of
-    it cannot be written in a pipeline."""
+    """A type as users read it: ``int or none``, ``a list of int``, ``auto or all``. Raises TypeError if its values
+    cannot be written in a pipeline."""
     origin, args = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
         return " or ".join(_type_text(choice) for choice in args)
@@ -248,7 +248,7 @@ BUILT_IN = {
     "layout": "pygraph.passes.launches:Layout",
     "segments": "pygraph.passes.launches:Segments",
 }
-"""The passes of PyGraph itself, over graphs and over launch programs."""
+"""The built-in passes, over graphs and over launch programs."""
 
 
 _OWN = "(a pass of yours is known once its module is imported: pygraph opt --load MODULE)"
@@ -263,7 +263,7 @@ class Registry:
 
     @cached_property
     def _paths(self) -> dict[str, list[str]]:
-        """Where passes are, as ``module:class``: built in, installed, registered. No name should have two places."""
+        """Paths of passes by name, as ``module:class``: built in, installed, registered. A name should have one."""
         found = {name: [path] for name, path in BUILT_IN.items()}
         for point in entry_points(group=GROUP) if self._points is None else self._points:
             paths = found.setdefault(point.name, [])
@@ -321,7 +321,7 @@ def _load(name: str, path: str) -> type[BasePass]:
 
 
 def _problem_of(cls: Any) -> str | None:
-    """Why ``cls`` cannot be used as a pass, or None."""
+    """Reason why ``cls`` cannot be used as a pass, or None."""
     if not (isinstance(cls, type) and issubclass(cls, Pass | LaunchPass)):
         return f"{cls!r} is no subclass of pygraph.passes.Pass or LaunchPass"
     params = cls.__dict__.get("__dataclass_params__")
@@ -339,7 +339,7 @@ def _problem_of(cls: Any) -> str | None:
 
 
 def path_of(cls: type) -> str:
-    """Where a pass comes from, as ``module:class``."""
+    """The path of a pass class, as ``module:class``."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
@@ -349,8 +349,8 @@ def is_built_in(item: BasePass) -> bool:
 
 
 def sources(passes: Iterable[BasePass]) -> Iterator[str]:
-    """Hashes of the modules of passes from outside of this package, whose helpers count too. A class without a file
-    (from a notebook) is another one in each process."""
+    """Hashes of the modules that define passes outside of this package, and their base classes; helper code in these
+    modules counts. A class without a file (from a notebook) has another hash in each process."""
     return (_source(cls) for item in passes for cls in type(item).__mro__)
 
 
@@ -363,7 +363,7 @@ def _source(cls: type) -> str:
 
 
 default_registry = Registry()
-"""The registry that pipelines are read with unless another is given."""
+"""The default registry for reading pipelines."""
 
 register = default_registry.register
 """Register a pass, or a function of a graph and a context, for all pipelines of this process. Also a decorator."""
@@ -375,6 +375,6 @@ def parse_pipeline(
     """The passes that ``text`` names, with their options.
 
     Raises ParseError for malformed text, OptionError for a name that does not exist or a value of the wrong type;
-    both say line and column and underline the place.
+    both state line and column and underline the place.
     """
     return _Parser(text, source).pipeline(registry.lookup)

@@ -1,7 +1,7 @@
 """The order of steps in alternating turns of host and regions, with the fewest regions: one algorithm, on positions.
 
-Partitioning forms regions by it, placement batches uploads by it, and Inductor's fused nodes are ordered by it. Steps
-are positions in a topological order, dependences lists of positions.
+Partitioning uses it to form regions, placement to batch uploads, and the Inductor layer to order fused nodes.
+Steps are positions in a topological order; dependences are lists of positions.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import TypeAlias
 Lists: TypeAlias = Sequence[Sequence[int]]
 
 Time: TypeAlias = "tuple[int, int, int | None]"
-"""A turn, the part of it, and the region whose steps run then, None for the host."""
+"""A turn, the part of the turn, and the region whose steps run then; None: the host."""
 
 
 class Kind(Enum):
-    """Where a step has to run.
+    """Place where a step has to run.
 
     Attributes:
         LAUNCHES: in a region: it is capturable, and launches kernels
-        FREE: anywhere: it launches nothing (a view, a size), so it may be in a region, but is not worth one
+        FREE: anywhere: it launches nothing (a view, a size), so it may be in a region, but does not justify one
         OUTSIDE: outside of every region: it is not capturable
-        EAGER: anywhere: a region may call it between two segments, but is not worth one, and does not begin or end so
-        UPLOAD: in a region, of which it is the beginning: the host makes what it copies
+        EAGER: anywhere: a region may call it between two segments, but it neither justifies, begins nor ends a region
+        UPLOAD: at the beginning of a region: the host makes the values that it copies
     """
 
     LAUNCHES = "launches"
@@ -40,12 +40,12 @@ class Kind(Enum):
 def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
     """The earliest time of each node, where even times are the host's turns and odd times are regions.
 
-    A node runs no earlier than what it depends on; OUTSIDE nodes run at even times, LAUNCHES at odd ones, others at
+    A node runs no earlier than its dependences; OUTSIDE nodes run at even times, LAUNCHES nodes at odd times, others at
     either:
 
         time(v) = round(max(time(p) for p in before[v]), default 0)      round: up to even, up to odd, or not at all
 
-    An UPLOAD rounds up to even, as the host's work, and goes to the odd time behind. One sweep, linear in nodes and
+    An UPLOAD rounds up to even, like host work, and then moves to the next odd time. One sweep, linear in nodes and
     dependences.
 
     **The LAUNCHES nodes cannot be covered by fewer regions than they have odd times.** Sort the quotient of any valid
@@ -73,13 +73,13 @@ def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
 
 
 def assign(kinds: Sequence[Kind], after: Lists, early: Sequence[int], kept: Sequence[int]) -> list[int]:
-    """The final time of each node; those whose time is in ``kept`` (odd times, ascending) are in that region.
+    """The final time of each node; nodes whose time is in ``kept`` (odd times, ascending) are in that region.
 
     OUTSIDE nodes run at ``early``; others may run later, up to their first user. A LAUNCHES or EAGER node takes the
-    region of the turn at which the program has it, or the nearest that its slack allows: no value then lives much
-    longer than in the program's own order. A FREE node takes the region of its first user: carrying its operand there
-    costs no more than carrying its result, and a view that leaves a region would be a result that shares memory. With
-    no region in reach, a node stays at ``early``, outside. One sweep backwards, linear.
+    region of its turn in program order, or the nearest that its slack allows, so that no value lives much longer than
+    in program order. A FREE node takes the region of its first user: passing its operand there costs no more than
+    passing its result, and a view that leaves a region would be a result that shares memory. With no region in reach,
+    a node stays at ``early``, outside. One backward sweep, linear.
     """
     host = (time if kind is Kind.OUTSIDE else 0 for kind, time in zip(kinds, early, strict=True))
     turns = [latest + 1 for latest in accumulate(host, max)]  # program order has a region after the latest OUTSIDE node
@@ -101,7 +101,7 @@ def assign(kinds: Sequence[Kind], after: Lists, early: Sequence[int], kept: Sequ
 def unit_order(units: Sequence[int], before: Lists) -> list[int]:
     """Positions, reordered so that equal ``units`` are adjacent, in program order as far as dependences allow.
 
-    Of all topological orders of the quotient, the one that is smallest in program order, where a unit counts as its
+    The result is the lexicographically smallest topological order of the quotient, where a unit is compared by its
     first member. ``units`` names the unit of each position by the position of its first member.
     """
     import networkx as nx  # takes a while; Inductor imports it, too
@@ -115,21 +115,21 @@ def unit_order(units: Sequence[int], before: Lists) -> list[int]:
 
 
 def fewest_runs(kinds: Sequence[Kind], before: Lists) -> list[int]:
-    """A topological order of steps with as few runs of LAUNCHES steps as there can be: by their earliest times.
+    """A topological order of steps with the fewest possible runs of LAUNCHES steps: by their earliest times.
 
-    Steps of one time are independent of those of other times in between, so times are an order; the number of runs is
-    that of the odd times, which no order can beat.
+    Times never decrease along a dependence, so they give a topological order; its runs are as many as the odd times,
+    which is the minimum.
     """
     times = earliest(kinds, before)
     return sorted(range(len(kinds)), key=lambda step: (times[step], step))
 
 
 def settle(turns: Sequence[int | None], units: Sequence[int | None], before: Lists) -> list[Time]:
-    """The time of each step that is given a turn, and a unit: the number of a region, or None for the host.
+    """The time of each step, given its turn and its unit: the number of a region, or None for the host.
 
-    A step runs at its turn, or at the latest one of what it depends on, where that is later. Within a turn it runs
-    behind what it depends on in another unit: a region that its turn suffices for is in one piece, another is cut where
-    it has to wait. A step without a turn joins the latest that it depends on.
+    A step runs at its turn, or at the latest turn of its dependences if that is later. Within a turn it runs after its
+    dependences in other units: a region that need not wait for another unit within a turn stays in one piece, and any
+    other region is cut where it waits. A step without a turn joins the latest of its dependences.
 
         turns  1 1 1 3    units  0 – 0 1    before  – 0 1 2    times  (1, 0, 0) (1, 1, –) (1, 2, 0) (3, 0, 1)
     """
@@ -144,8 +144,8 @@ def settle(turns: Sequence[int | None], units: Sequence[int | None], before: Lis
 
 
 def runs(kinds: Sequence[Kind]) -> list[range]:
-    """The maximal runs of steps without OUTSIDE ones in an order, from their first LAUNCHES step to their last: a
-    region neither begins nor ends with an EAGER one. Those without LAUNCHES are left out."""
+    """The maximal runs of steps without OUTSIDE steps, each from its first LAUNCHES step to its last: a region neither
+    begins nor ends with an EAGER step. Runs without LAUNCHES steps are left out."""
     found: list[range] = []
     last: int | None = None
     for step, kind in enumerate(kinds):

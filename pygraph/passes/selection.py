@@ -1,4 +1,4 @@
-"""Selection: which regions are worth a graph, before anything has run."""
+"""Selection: decide before the first run which regions are worth a graph."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Legality: which nodes a captured region may hold.
 
 A captured region launches the same kernels again without running the host's code. A node that waits for the device,
-whose sizes depend on data, or that works on another device cannot be part of one. What is found is data on the node: a
+whose sizes depend on data, or that works on another device cannot be part of one. The verdict is data on the node: a
 code (``reasons`` explains each) and a sentence for the report.
 """
 
@@ -67,11 +67,11 @@ def _notes(graph: Graph) -> Iterator[str]:
 
 
 _UNBACKED = re.compile(r"(u|zuf)\d+")
-"""Names that torch gives to symbols which only the data determines."""
+"""Names of torch's symbols whose values depend on data."""
 
 
 def _keyed_by_data(graph: Graph) -> Iterator[KernelNode]:
-    """Nodes whose operands or sizes hold a number that is read from data."""
+    """Nodes whose operands or sizes include a number read from data."""
     read: set[Value] = set()
     for node in graph.nodes:
         shapes = [value.type.shape for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)]

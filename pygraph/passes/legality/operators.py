@@ -1,10 +1,10 @@
-"""Operators that legality knows by name, and why each of them cannot be captured. Names as in ``.pgir`` text.
+"""Operators that legality knows by name, and why each cannot be captured. Names are those of ``.pgir`` text.
 
-A name without an overload (``aten.nonzero``) stands for all of them.
+A name without an overload (``aten.nonzero``) stands for all overloads.
 
 Sources: ``FORBIDDEN_CUDAGRAPH_OPS`` and ``is_cudagraph_unsafe_fx_node`` of ``torch/_inductor/utils.py`` (torch 2.11 and
 2.13 agree), torch's tags, and a run of each operator of aten on one H200 (torch 2.11, CUDA 13.0) with
-``torch.cuda.set_sync_debug_mode("error")`` and then inside ``torch.cuda.graph``; what failed there is marked measured.
+``torch.cuda.set_sync_debug_mode("error")`` and then inside ``torch.cuda.graph``; failures there are marked measured.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pygraph.ir import base_name
 
 
 class Entry(NamedTuple):
-    """Why an operator is refused: a code of ``reasons``, the cause in words, and whether only off the host.
+    """Reason why an operator is refused: a code of ``reasons``, and the cause in words.
 
-    ``accelerator`` entries synchronise with a device or allocate behind its back; the CPU can replay the operator.
-    ``eager`` ones take tensors and return tensors of known sizes: a region may call them between two segments.
+    ``accelerator`` entries synchronise with a device or allocate outside the capture; the CPU can replay the operator.
+    ``eager`` entries take tensors and return tensors of known sizes: a region may call them between two segments.
     """
 
     code: str
@@ -39,7 +39,7 @@ _NAMES: dict[Entry | None, str] = {
         aten.logspace.Scalar_Tensor aten.logspace.Tensor_Scalar aten.logspace.Tensor_Tensor
         aten.normal.Tensor_Tensor aten.normal.float_Tensor
     """,
-    # mixtures of experts: a product for each group of rows, whose ends lie on the device
+    # mixtures of experts: a product for each group of rows; the ends of groups are on the device
     Entry("host-read", "reads on the host where groups end"): """
         transformers.grouped_mm_fallback transformers.grouped_mm_fallback_backward
     """,
@@ -53,7 +53,7 @@ _NAMES: dict[Entry | None, str] = {
         aten.nonzero aten.nonzero_numpy aten.unique_consecutive aten.unique_dim aten.unique_dim_consecutive
         torchvision.nms
     """,
-    # measured (mode too), batches included: results of the solver are checked on the host, or MAGMA allocates
+    # measured (as is mode, below), also for batches: the host checks results of the solver, or MAGMA allocates
     Entry("unsafe-operator", "waits for its solver on the host", accelerator=True, eager=True): """
         aten._linalg_check_errors aten._linalg_eigh aten._linalg_eigvals aten._linalg_svd aten.cholesky_inverse
         aten.cholesky_solve aten.linalg_cholesky aten.linalg_cond aten.linalg_eig aten.linalg_eigh aten.linalg_eigvals
@@ -93,7 +93,7 @@ _NAMES: dict[Entry | None, str] = {
         hop.aoti_call_delegate hop.call_torchbind hop.executorch_call_delegate hop.inductor_compiled_code
         hop.invoke_leaf_function hop.print hop.trace_wrapped hop.with_effects
     """,
-    # judged by what they run: a kernel, an operator (by name), or subgraphs (by node)
+    # judged by the kernel, the operator (by name) or the subgraphs (by node) that they run
     None: """
         hop.associative_scan hop.auto_functionalized hop.auto_functionalized_v2 hop.cond hop.control_deps
         hop.flex_attention
@@ -126,18 +126,18 @@ _DROPOUT_PLACES: dict[str, int] = {
     "aten._scaled_dot_product_fused_attention_overrideable": 4,
     "aten._scaled_dot_product_fused_attention_overrideable_backward": 12,
 }
-"""Fused attention and its backward, with the place of ``dropout_p`` (schemas of torch 2.11 and 2.13, where they have
-the operator)."""
+"""Fused attention and its backward, with the index of ``dropout_p`` (schemas of torch 2.11 and 2.13, if they have the
+operator)."""
 
 _OWN_NAMESPACES = frozenset(
     {"aten", "hop", "inductor", "mkl", "mkldnn", "onednn", "prims", "py", "pygraph", "quantized", "sym"}
 )
-"""Where torch's own operators are, Python functions, and those of this package."""
+"""Namespaces of torch's own operators, of Python functions, and of operators of this package."""
 
 
 @cache
 def known_unsafe(op: str) -> Entry | None:
-    """Why an operator is refused by its name, or None. Unknown higher-order operators are refused."""
+    """Reason why an operator is refused by name, or None. Unknown higher-order operators are refused."""
     base = base_name(op)
     if base.startswith("hop.") and base not in _KNOWN:
         return Entry("unknown-higher-order", "is a higher-order operator that is not known here")
@@ -146,11 +146,11 @@ def known_unsafe(op: str) -> Entry | None:
 
 
 def is_custom(op: str) -> bool:
-    """True if an operator is of somebody else's than torch's: what it does besides its schema is not known."""
+    """True if an operator is not torch's own: its effects beyond its schema are unknown."""
     return op.partition(".")[0] not in _OWN_NAMESPACES
 
 
 @cache
 def dropout_place(op: str) -> int | None:
-    """The place of ``dropout_p`` among the arguments of a fused attention operator; None for any other operator."""
+    """The index of ``dropout_p`` among the arguments of a fused attention operator; None for any other operator."""
     return _DROPOUT_PLACES.get(op, _DROPOUT_PLACES.get(base_name(op)))

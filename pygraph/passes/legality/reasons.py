@@ -1,4 +1,4 @@
-"""Why a node cannot be captured: the enumerated codes, each with what it means and what a user can do about it."""
+"""Codes of the reasons why a node cannot be captured, each with an explanation and advice for users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Reason(NamedTuple):
-    """The meaning of a code, and what can be done about it (for the report)."""
+    """The meaning of a code, and advice for users (for the report)."""
 
     explanation: str
     advice: str

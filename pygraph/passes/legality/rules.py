@@ -33,8 +33,8 @@ from pygraph.passes.legality.operators import dropout_place, is_custom, known_un
 
 
 class Objection(NamedTuple):
-    """Why a node cannot be captured: the code of the reason, and the sentence that names the operand. ``eager``: that
-    does not keep a region from calling it between two segments."""
+    """Reason why a node cannot be captured: its code, and a sentence that names the operand. If ``eager``, a region may
+    still call the node between two segments."""
 
     code: str
     detail: str
@@ -45,7 +45,7 @@ class Objection(NamedTuple):
 class Target:
     """The target of captures: work on ``device``, where an index of None means any device of the kind.
 
-    ``forbid`` names operators (with or without overload) that stay out; ``subgraphs`` are those that nodes refer to.
+    ``forbid`` names operators (with or without overload) to refuse; ``subgraphs`` are the subgraphs that nodes name.
     """
 
     device: Device
@@ -57,19 +57,19 @@ class Target:
         return replace(self, subgraphs={**self.subgraphs, **graph.subgraphs})
 
     def includes(self, device: Device) -> bool:
-        """True if ``device`` is the captured one. No index means the current device, which is taken to be it."""
+        """True if ``device`` is the captured one. A device without an index is assumed to be the captured one."""
         same_kind = device.kind == self.device.kind
         return same_kind and (device.index == self.device.index or None in (device.index, self.device.index))
 
 
 def captured_device(graph: Graph) -> str:
-    """The kind of device whose work is captured: ``cuda`` when the graph touches one, else ``cpu``."""
+    """The kind of device whose work is captured: ``cuda`` if a value of the graph is on one, else ``cpu``."""
     kinds = {value.type.device.kind for value in graph.values() if isinstance(value.type, TensorType)}
     return "cuda" if "cuda" in kinds else "cpu"
 
 
 def target_of(graph: Graph, kind: str, forbid: tuple[str, ...] = ()) -> Target:
-    """The target for a whole graph: the device of that ``kind`` that most nodes compute on, the first one of equals."""
+    """The target for a whole graph: the device of that ``kind`` with most results of nodes; on a tie, the first."""
     used = Counter(device for node in graph.nodes for device in devices_of(node.outputs) if device.kind == kind)
     used = used or Counter(device for device in devices_of(graph.inputs) if device.kind == kind)
     home = next((device for device, _ in used.most_common() if device.index is not None), Device(kind))
@@ -77,10 +77,10 @@ def target_of(graph: Graph, kind: str, forbid: tuple[str, ...] = ()) -> Target:
 
 
 def annotate(node: KernelNode, target: Target) -> bool:
-    """Judge ``node`` and write what was found on it; return whether that differs from what stood there.
+    """Judge ``node`` and annotate it with the verdict; return true if its annotations changed.
 
-    A node is judged by itself: operator, operands, effects and tags. The first objection counts. Devices come last:
-    who objects to a CPU operand has no other objection, once placement has moved that.
+    A node is judged by itself: operator, operands, effects and tags. The first objection counts. Devices come last: if
+    the reason is a CPU operand, no other objection is left once placement has moved that operand.
     """
     before = node.meta.copy()
     objections = list(_objections(node, target))
@@ -133,13 +133,13 @@ def _known(node: KernelNode, op: str, target: Target) -> Iterator[Objection]:
 
 
 def _custom(op: str, target: Target) -> Iterator[Objection]:
-    """The host driver replays an operator by calling it: nothing is gained, and the comparison calls it once more."""
+    """Custom operators on the CPU: a replay would call them, which gains nothing, and a comparison once more."""
     if target.device.is_host and is_custom(op):
         yield Objection("opaque-operator", f"{op} may do more than its schema says", eager=True)
 
 
 def _inner(node: KernelNode, target: Target) -> Iterator[Objection]:
-    """All that a higher-order operator runs: an operator, given first (``auto_functionalized``), and subgraphs."""
+    """The operator in the first argument of a higher-order operator (``auto_functionalized``), and its subgraphs."""
     if node.args and isinstance(node.args[0], Token):
         op = node.args[0].name
         for found in chain(_forbidden(op, target), _known(node, op, target), _custom(op, target)):
@@ -155,8 +155,8 @@ def _inner(node: KernelNode, target: Target) -> Iterator[Objection]:
 
 
 def _decided(node: KernelNode, target: Target) -> Iterator[Objection]:
-    """Bodies that the device chooses. How far the generator is advanced is for the host to know; and bodies are tried
-    on zeros before they are captured, on which no assertion may fail."""
+    """Bodies that the device selects. The host must know how far generators advance, so bodies must not draw. Before a
+    capture, bodies run on zeros, which could make an assertion fail."""
     if node.op not in ("hop.cond", "hop.while_loop"):
         return
     if node.effects.rng is not None:
@@ -168,7 +168,7 @@ def _decided(node: KernelNode, target: Target) -> Iterator[Objection]:
 
 
 def _by_arguments(node: KernelNode) -> Iterator[Objection]:
-    """Operators that depend on their arguments. The CPU can replay them whatever these are."""
+    """Operators that some arguments keep from being captured. The CPU can replay them with any arguments."""
     base, dropout, state = base_name(node.op), dropout_place(node.op), _argument(node, 15, "dropout_state")
     if base == "aten.histc" and (_argument(node, 2, "min") or 0) == (_argument(node, 3, "max") or 0):
         yield Objection("host-read", f"{node.op} reads the range of {_names(node.inputs[:1])} on the host")
@@ -236,12 +236,12 @@ _COPIES = {
     "prims.device_put": 0,
     base_name(UPLOAD): 0,
 }
-"""Operators that copy between devices when their operands or results say so, with the place of the source."""
+"""Operators that copy between devices if their operands and results are on several, with the index of the source."""
 
 
 def device_of(value: Value) -> Device | None:
-    """The device of ``value``, or None when it has no memory: attention returns its random state on ``meta``, as it
-    cannot know yet whether it is captured."""
+    """The device of ``value``, or None if it has no memory: attention returns its random state on ``meta``, since it
+    does not know yet whether it will be captured."""
     type = value.type
     return type.device if isinstance(type, TensorType) and type.device.kind != "meta" else None
 
@@ -252,13 +252,13 @@ def devices_of(values: Iterable[Value]) -> Iterator[Device]:
 
 
 def is_on_host(value: Value) -> bool:
-    """True if ``value`` is memory that the CPU reads without a copy."""
+    """True if the CPU can read ``value`` without a copy."""
     device = device_of(value)
     return device is not None and device.is_host
 
 
 def copy_source(node: KernelNode) -> Value | None:
-    """The source of a copying operator (the first of several), or None for any other operator."""
+    """The source of a copy operator (the first of several), or None for any other operator."""
     place = _COPIES.get(base_name(node.op))
     return None if place is None or place >= len(node.inputs) else node.inputs[place]
 
@@ -275,7 +275,7 @@ def _device_copies(node: KernelNode) -> Iterator[Objection]:
 
 
 def _is_folded(node: KernelNode) -> bool:
-    """A constant put on a device: Inductor (``DeviceCopy.create``) makes it a constant there, and nothing is copied."""
+    """True for a constant put on a device: Inductor (``DeviceCopy.create``) makes a constant there, and copies nothing."""
     source = node.inputs[0] if base_name(node.op) == "prims.device_put" else None
     if source is None or source.producer is None or source.producer.op != CONSTANT:
         return False
@@ -283,7 +283,7 @@ def _is_folded(node: KernelNode) -> bool:
 
 
 def _device_operands(node: KernelNode, target: Target) -> Iterator[Objection]:
-    """Operands and results on anything but the captured device. Without tensors nothing is launched: no objection."""
+    """Operands and results outside the captured device. A node without tensors launches nothing: no objection."""
     values = {value: device for value in (*node.inputs, *node.outputs) if (device := device_of(value)) is not None}
     for value, device in values.items():
         if device.kind not in ("cpu", target.device.kind):
@@ -307,7 +307,7 @@ def _device_operands(node: KernelNode, target: Target) -> Iterator[Objection]:
 
 
 def _device_random(node: KernelNode, target: Target) -> Iterator[Objection]:
-    """A draw from another device's generator, in a node that works on the captured device."""
+    """A draw from the generator of another device, in a node that works on the captured device."""
     rng = node.effects.rng
     if rng is None or target.includes(Device.parse(rng)):
         return

@@ -1,9 +1,9 @@
 """Placement: CPU values that block capture are made on the device, uploaded in batches, or fetched at the end.
 
-One CPU scalar among a kernel's operands cuts a region in two. Legality has said which nodes are refused for their
-devices alone; here equal CPU operators are merged (``moves``), what the device can compute to the last bit
-moves there, what is left is uploaded, and copies to the host sink to the end (``transfers``). Then what was changed is
-judged again. Nothing moves that the caller could observe (``facts``).
+One CPU scalar among a kernel's operands cuts a region in two. Legality has marked the nodes that it refuses only for
+their devices. Here equal CPU operators merge, and operators that are exact on the device move there (``moves``). The
+remaining CPU operands are uploaded, and copies to the host sink to the end (``transfers``). Changed nodes are judged
+again. Nothing moves if the caller could observe it (``facts``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pygraph.passes.placement.transfers import batch_uploads, sink_copies
 __all__ = ["Placement"]
 
 _DEVICE_REASONS = frozenset({"cpu-operator", "cpu-operand", "cpu-scalar", "device-copy"})
-"""Reasons that placement can remove. No other node is judged again: legality may have been told more."""
+"""Reasons that placement can remove. Other nodes are not judged again: legality may have had more options."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _captured(graph: Graph) -> int:
 
 
 def _judge_again(graph: Graph, target: Target) -> bool:
-    """Judge what was made, and what was refused for its devices alone; return whether that says anything new."""
+    """Judge new nodes, and nodes refused only for their devices; return true if an annotation changed."""
     changed = [
         annotate(node, target)
         for node in graph.nodes

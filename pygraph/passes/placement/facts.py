@@ -1,4 +1,4 @@
-"""Queries of placement: who uses CPU values on the device, and what the caller can observe."""
+"""Queries of placement: uses of CPU values on the device, and effects that the caller can observe."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _INDEXING = frozenset(
 """Operators that take CPU tensors of any size beside tensors of the device."""
 
 _READS_ON_HOST = frozenset({"aten.index_fill", "aten.index_fill_", "aten.quantize_per_tensor"})
-"""Operators that read a scalar tensor on the host wherever it lives: on the device this makes the host wait."""
+"""Operators that read a scalar tensor on the host, on whichever device it is: on a GPU, the host then waits."""
 
 _CASTS = frozenset({"aten._to_copy", "prims.convert_element_type"})
 _COPY_INTO = frozenset({"aten.copy", "aten.copy_", "prims.copy_to"})
 
 
 class Facts:
-    """Memory of a graph as it stands: the root of each value, and which are written or returned.
+    """Memory of a graph in its current state: the root of each value, and the roots that are written or returned.
 
-    ``pinned`` holds the nodes that explicit order edges touch: they are not erased.
+    ``pinned`` holds the nodes with explicit order edges: they are not erased.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -35,7 +35,7 @@ class Facts:
     def is_observed(self, value: Value) -> bool:
         """True if somebody could tell this value's memory from a copy of it.
 
-        A cast to the type that a value has already is taken to be the value itself: Inductor may leave it out.
+        A cast to the value's own type counts as the value itself: Inductor may leave it out.
         """
         if self.is_written(value) or self.roots[value] in self._returned:
             return True
@@ -48,7 +48,7 @@ class Facts:
 
 
 def computes_only(node: KernelNode) -> bool:
-    """True if ``node`` has no effects, aliases apart."""
+    """True if ``node`` has no effects except aliases."""
     return replace(node.effects, aliases=(), reads=None) == PURE
 
 
@@ -64,7 +64,7 @@ def is_copy_out(node: KernelNode) -> bool:
 
 
 def _only_copied(node: KernelNode) -> Value | None:
-    """The source of a copy between devices to memory of its own."""
+    """The source of a copy between devices into new memory, or None for any other node."""
     if base_name(node.op) in _COPY_INTO or len(node.outputs) != 1 or node.meta.get(REASON) != "device-copy":
         return None
     return copy_source(node)
@@ -83,7 +83,7 @@ def has_own_memory(node: KernelNode, facts: Facts, target: Target) -> bool:
 
 
 def host_operands(node: KernelNode, target: Target) -> list[Value]:
-    """The CPU operands that keep ``node`` from being captured, if a copy on the device does as well; else nothing."""
+    """The CPU operands that keep ``node`` from being captured, if device copies can replace them; else nothing."""
     reason, base = node.meta.get(REASON), base_name(node.op)
     on_host = [value for value in dict.fromkeys(node.inputs) if is_on_host(value)]
     if reason == "device-copy" and base in _COPY_INTO:
@@ -102,7 +102,7 @@ def _is_on(value: Value, target: Target) -> bool:
 
 
 def put_after(graph: Graph, behind: Mapping[KernelNode, KernelNode | None]) -> None:
-    """Bring each key of ``behind`` to right behind its value (None: to the start), all in one pass."""
+    """Move each key of ``behind`` directly after its value (None: to the start), all in one pass."""
     place: dict[KernelNode | None, int] = {node: i for i, node in enumerate(graph.nodes)}
     place[None] = -1
     order = {node: (place[behind[node]], 1) if node in behind else (place[node], 0) for node in graph.nodes}

@@ -1,6 +1,6 @@
-"""The device computes what the CPU computed for it: equal operators merge, factories and what is exact move.
+"""CPU work for the device moves to the device: equal operators merge; factories and exact operators move.
 
-Exact is what gives the same bits on the device: factories, movement of data, arithmetic on integers, casts.
+An operator is exact if it gives the same bits on the device: factories, data movement, integer arithmetic, casts.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pygraph.passes.placement.facts import Facts, computes_only, has_own_memory,
 
 
 def merge_equal(graph: Graph) -> int:
-    """Use the first of CPU operators with the same operands in place of the others; returns how many went.
+    """Replace equal CPU operators with the same operands by the first of them; returns how many were removed.
 
     before:  %s ─┬─ mul@cpu ─ sub@cpu ─ mul@cuda          after:  %s ─ mul@cpu ─ sub@cpu ─┬─ mul@cuda
                  └─ mul@cpu ─ sub@cpu ─ mul@cuda                                          └─ mul@cuda
 
-    An optimizer's loop over parameters computes with the same learning rate for each. Only operators that do nothing
-    but compute, on tensors that nothing writes to, and whose results nobody could tell from one another.
+    An optimizer's loop over parameters computes with the same learning rate for each. Only operators without effects
+    merge, if nothing writes their tensor operands and nobody could tell their results apart.
     """
     facts = Facts(graph)
     first: dict[str, KernelNode] = {}
@@ -68,7 +68,7 @@ def _is_mergeable(node: KernelNode, facts: Facts) -> bool:
 
 
 def move_factories(graph: Graph, target: Target) -> Counter[str]:
-    """Make on the device what factories make on the CPU for it.
+    """Make tensors on the device that factories make for it on the CPU.
 
     before:  arange@cpu ─ ge@cpu ─ _to_copy ─ where@cuda
     after:   arange@cuda ─ ge@cuda ─ where@cuda
@@ -77,7 +77,7 @@ def move_factories(graph: Graph, target: Target) -> Counter[str]:
                         └─ return                             zeros_cuda@cuda ─ add@cuda
 
     Returns how many nodes ``moved``, how many were ``made`` beside a CPU original that stays, and how many ``copies``
-    fell away.
+    were removed.
     """
     return _Mover(graph, target).run()
 
@@ -112,7 +112,7 @@ class _Mover:
         return Counter(moved=len(wanted) - len(staying), made=len(staying), copies=len(idle))
 
     def _wanted(self) -> dict[KernelNode, None]:
-        """Movable nodes whose results reach the device through movable nodes alone, in program order."""
+        """Movable nodes whose results reach the device only through movable nodes, in program order."""
         movable: dict[KernelNode, None] = {}
         for node in self.graph.nodes:
             if self._is_movable(node, movable):
@@ -133,14 +133,14 @@ class _Mover:
         return all(value.producer in movable for value in node.inputs if isinstance(value.type, TensorType))
 
     def _uses_on_device(self, node: KernelNode, moving: Container[KernelNode]) -> Iterator[bool]:
-        """For each use of ``node``, whether it runs on the device and would take the value there just as well."""
+        """For each use of ``node``: true if the user runs on the device or moves there, and can take the value there."""
         for value in node.outputs:
             for user in value.users:
                 operands = user.inputs if is_copy_in(user, self.target) else host_operands(user, self.target)
                 yield user in moving or (user not in self.apart and value in operands)
 
     def _apart(self) -> frozenset[KernelNode]:
-        """All but the first of the copies of one memory that must be memory of their own: they copy from the CPU."""
+        """All but the first of the copies of one memory whose results must not share memory: they copy from the CPU."""
         first: dict[Value, KernelNode] = {}
         owners = [node for node in self.graph.nodes if has_own_memory(node, self.facts, self.target)]
         for node in owners:
@@ -150,7 +150,7 @@ class _Mover:
         return frozenset(owners).difference(first.values())
 
     def _staying(self, wanted: dict[KernelNode, None]) -> dict[KernelNode, None]:
-        """Those of ``wanted`` whose CPU results somebody needs all the same. Constants are held on the CPU."""
+        """Nodes of ``wanted`` whose CPU results are still needed. Constants stay on the CPU."""
         staying: dict[KernelNode, None] = {}
         returned = frozenset(self.graph.output_values)
         for node in reversed(wanted):
@@ -161,7 +161,7 @@ class _Mover:
         return staying
 
     def _move(self, node: KernelNode) -> None:
-        """Have ``node`` run on the device. A factory that names no device gets one; pinned memory is the CPU's."""
+        """Have ``node`` run on the device. A factory without a device gets one; ``pin_memory`` is for the CPU only."""
         self.graph.replace_operands(node, self.twins)
         attrs = {key: arg for key, arg in node.attrs.items() if key != "pin_memory"}
         if is_factory(node) or isinstance(attrs.get("device"), Device):
@@ -172,7 +172,7 @@ class _Mover:
                 value.type = replace(value.type, device=self.target.device)
 
     def _make_twin(self, node: KernelNode) -> KernelNode:
-        """A copy of the node on the device, beside the one that stays."""
+        """Add a copy of ``node`` on the device; the original stays on the CPU."""
         held, device = node.op == CONSTANT, self.target.device
         name = f"{node.name}_{device.kind}"
         while self.graph.owner(name) is not None:
@@ -194,7 +194,7 @@ class _Mover:
         return twin
 
     def _serve_copy(self, node: KernelNode) -> bool:
-        """True if a copy of a value that is on the device now is idle: it casts nothing, and nobody could tell it."""
+        """True if a copy of a value that is now on the device was replaced by it: no cast, no observable difference."""
         moved = self.twins.get(node.inputs[0], node.inputs[0])
         if node.output.type == moved.type and node not in self.facts.pinned and not self.facts.is_observed(node.output):
             self.graph.replace_uses(node.output, moved)
@@ -205,11 +205,11 @@ class _Mover:
 
 
 # -- what is exact -----------------------------------------------------------------------------------------------------
-# Checked by running it on an x86 CPU and on one H200. Random factories are in no table: another generator draws other
-# numbers. So are indexing (out-of-range indices raise on the CPU only) and, unless asked for, arithmetic on floats.
+# Checked by runs on an x86 CPU and on one H200. Not listed: random factories (another generator draws other numbers),
+# indexing (out-of-range indices raise on the CPU only), and arithmetic on floats.
 
 _TABLE = {
-    # factories whose values are given, or anything
+    # factories whose values are given, or arbitrary
     "fills": f"""
         aten.empty aten.empty_permuted aten.empty_strided aten.eye aten.full aten.ones aten.scalar_tensor
         aten.tril_indices aten.triu_indices aten.zeros prims.empty prims.empty_permuted prims.empty_strided prims.full
@@ -217,7 +217,7 @@ _TABLE = {
     """,
     # factories that count: in floating-point they are computed differently (f16, bf16 and fractional steps differ)
     "ranges": "aten.arange prims.iota",
-    # operators that put elements elsewhere, where all operands but masks have the element type of the result
+    # operators that move elements; all operands except masks must have the element type of the result
     "movement": """
         aten._reshape_alias aten._unsafe_view aten.alias aten.broadcast_to aten.cat aten.clone aten.constant_pad_nd
         aten.detach aten.diagonal aten.empty_like aten.expand aten.fill aten.flip aten.full_like aten.lift_fresh
@@ -234,7 +234,7 @@ _TABLE = {
         aten.logical_not aten.logical_or aten.logical_xor aten.lt aten.maximum aten.minimum aten.mul aten.ne aten.neg
         aten.rsub aten.sign aten.sub aten.sum
     """,
-    # exact on integers; dividing by zero raises on the CPU only, so the divisor has to be a number that is not zero
+    # exact on integers; division by zero raises on the CPU only, so the divisor has to be a nonzero literal
     "divisions": "aten.div aten.floor_divide aten.fmod aten.remainder",
     "casts": "aten._to_copy prims.convert_element_type",
 }
@@ -252,7 +252,7 @@ _ROUNDED = {
 
 
 def is_factory(node: KernelNode) -> bool:
-    """True if ``node`` makes tensors from numbers alone."""
+    """True if ``node`` takes no tensors."""
     return not _dtypes(node.inputs)
 
 

@@ -1,7 +1,7 @@
 """Copies between host and device: CPU values are uploaded in batches, copies to the host come last.
 
-Both look for as few turns between host and device as the dependences allow: host work that waits for nothing comes
-first, then one upload, then the device's work, then host work that waits for that, and so on.
+Both make as few turns between host and device as the dependences allow: host work without dependences on the device,
+then one upload, then device work, then host work that waits for it, and so on.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pygraph.passes.region_order import Kind, earliest
 
 
 class _Request(NamedTuple):
-    """A CPU value that is to be uploaded as it is since the node ``since`` (None: since the start).
+    """A CPU value to upload, in its state after the node ``since`` (None: at the start).
 
-    ``copy`` is the node that uses it where that is a copy whose result must stay memory of its own.
+    ``copy`` is the node that uses it, if that is a copy whose result must not share memory with another copy.
     """
 
     value: Value
@@ -40,14 +40,14 @@ class _Request(NamedTuple):
 
 
 def batch_uploads(graph: Graph, target: Target) -> Counter[str]:
-    """Upload what the device's nodes use from the CPU, batched, as early as the dependences allow.
+    """Upload the CPU values that nodes on the device use, in batches, as early as the dependences allow.
 
     before:  %w@cpu ─ _to_copy ─ mm@cuda      %s@cpu ─ mul@cuda
     after:   %w, %s ─ upload0 ─┬─ mm@cuda
                                └─ mul@cuda
 
-    Parameters are uploaded for each call: nothing tells whether the caller has written them in between. Returns how
-    many values are ``uploaded``, in how many ``batches``, and how many single ``copies`` fell away.
+    Parameters are uploaded at each call, since the caller may have written them in between. Returns how many values are
+    ``uploaded``, in how many ``batches``, and how many single ``copies`` were removed.
     """
     requests = list(_requests(graph, target))
     if not requests:
@@ -57,7 +57,7 @@ def batch_uploads(graph: Graph, target: Target) -> Counter[str]:
 
 
 def _requests(graph: Graph, target: Target) -> Iterator[tuple[KernelNode, _Request]]:
-    """The nodes of the device that use CPU values, with what each needs, in program order."""
+    """The nodes on the device that use CPU values, each with a request for one value, in program order."""
     facts = Facts(graph)
     barrier: KernelNode | None = None
     written: dict[Value, KernelNode] = {}
@@ -75,7 +75,7 @@ def _requests(graph: Graph, target: Target) -> Iterator[tuple[KernelNode, _Reque
 def _upload_singly(
     graph: Graph, target: Target, requests: list[tuple[KernelNode, _Request]]
 ) -> tuple[list[KernelNode], int]:
-    """One upload per value (per copy, where a copy must be memory of its own), right after the value has come to be."""
+    """Add one upload per request, right after its ``since``. Returns the uploads, and how many copies were removed."""
     pinned = Facts(graph).pinned
     made: dict[_Request, KernelNode] = {}
     idle: list[KernelNode] = []
@@ -83,7 +83,7 @@ def _upload_singly(
         if request not in made:
             type = request.value.type
             assert isinstance(type, TensorType), request.value.name
-            # strides as torch.empty_like gives them: those of a dense tensor, else row-major
+            # strides as in torch.empty_like: the source's if it is dense, else row-major
             type = replace(type, device=target.device, stride=type.stride if _is_dense(type) else None)
             made[request] = graph.add(
                 UPLOAD, ((request.value,), target.device), (type,), loc=user.loc, module=user.module
@@ -100,7 +100,7 @@ def _upload_singly(
 
 
 def _is_dense(type: TensorType) -> bool:
-    """True if the elements fill their memory without gaps or overlaps; symbolic sizes are taken to."""
+    """True if the elements fill their memory without gaps or overlaps; assumed for symbolic sizes."""
     steps = [(stride, size) for stride, size in zip(type.strides, type.shape, strict=True) if size != 1]
     known = [(stride, size) for stride, size in steps if isinstance(stride, int) and isinstance(size, int)]
     expected = 1
@@ -112,7 +112,7 @@ def _is_dense(type: TensorType) -> bool:
 
 
 def _merge(graph: Graph, singles: list[KernelNode]) -> int:
-    """One upload for all that belong to the same turn of the device, and the nodes in the order of turns."""
+    """Merge uploads of the same turn of the device, and sort the nodes by turn. Returns how many uploads remain."""
     turn = _turns(graph)
     groups: dict[int, list[KernelNode]] = {}
     for single in singles:
@@ -150,7 +150,7 @@ def _merge_group(graph: Graph, group: list[KernelNode]) -> KernelNode:
 
 def _turns(graph: Graph) -> dict[KernelNode, int]:
     """The earliest turn of each node: even turns are the host's, odd ones the device's. A node without tensors runs in
-    the turn of what it needs; everything that an upload waits for is in a turn before."""
+    the turn of its dependences; all dependences of an upload are in earlier turns."""
     times = earliest([_kind(node) for node in graph.nodes], dependence_lists(graph)[0])
     return dict(zip(graph.nodes, times, strict=True))
 
@@ -164,7 +164,7 @@ def _kind(node: KernelNode) -> Kind:
 
 
 def _runs_on_host(node: KernelNode) -> bool:
-    """True if the CPU does the work: it makes or writes CPU tensors, or touches nothing else."""
+    """True if the CPU does the work: the node makes or writes CPU tensors, or touches no other tensors."""
     changed = (*node.outputs, *(node.inputs[position] for position in node.effects.writes))
     if any(is_on_host(value) for value in changed):
         return True
@@ -175,12 +175,12 @@ def _runs_on_host(node: KernelNode) -> bool:
 
 
 def sink_copies(graph: Graph) -> list[KernelNode]:
-    """Put copies to the host that are only returned, and pure CPU work on them, at the end; return those that moved.
+    """Move copies to the host that are only returned, and pure CPU work on them, to the end; return the moved nodes.
 
     before:  mm ─ _to_copy@cpu ─ relu ─ _to_copy@cpu ─ add
     after:   mm ─ relu ─ add ─ _to_copy@cpu ─ _to_copy@cpu
 
-    Nothing may depend on them: neither a value nor a later write of what they read.
+    No other node may depend on them, by a value or by a later write of memory that they read.
     """
     if not any(is_copy_out(node) for node in graph.nodes):
         return []
