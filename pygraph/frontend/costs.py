@@ -1,9 +1,9 @@
 """Costs of a node, symbolic in its sizes: an operator's flops, the bytes it moves, and one launch if it computes.
 
-Flops of products, convolutions and attention are those of ``torch.utils.flop_counter``, called with the IR's shapes; a
-formula that a user registers there (``register_flop_formula``) gives a custom operator its cost. Everything else takes
-one operation an element. Bytes are the operands read and the results written; indexing touches only what it picks.
-An operator that none of this knows costs UNKNOWN, never 0.
+Flops of products, convolutions and attention come from ``torch.utils.flop_counter``, called with the IR's shapes; a
+formula that a user registers there (``register_flop_formula``) gives a custom operator its cost. Other known operators
+take at most one operation per element. Bytes are the operands read and the results written; indexing counts only the
+elements that it selects. An unknown operator costs UNKNOWN, never 0.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from pygraph.ir.types import as_dim
 
 
 def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
-    """The cost of ``node``; that of a call of a subgraph is the sum of the subgraph's nodes, looked up in ``graph``."""
+    """The cost of ``node``. A call of a subgraph costs the sum of the subgraph's nodes, looked up in ``graph``."""
     base = base_name(node.op)
-    name = base.rstrip("_")  # an operator in place costs what the other one does
+    name = base.rstrip("_")  # an in-place operator costs as much as the other one
     kind = _KINDS.get(name)
     if is_symbolic(node.op) or base in VIEWS or kind == "free" or base == CONSTANT:
         return FREE
@@ -68,13 +68,13 @@ def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
 
 
 def _plain(node: KernelNode, flops: Dim | None) -> Cost:
-    """One launch that reads each operand and writes each result once. How long the host waits for it, nobody knows."""
+    """One launch that reads each operand and writes each result once. The cost of host waits is not modelled."""
     positions = node.effects.reads
     read = node.inputs if positions is None else [node.inputs[position] for position in positions]
     return Cost(flops, _bytes_of(read), _written_bytes(node), 1)
 
 
-# -- operators by what they cost. Those that Inductor always decomposes are left out. ---------------------------------
+# -- operators by kind of cost. Those that Inductor always decomposes are left out. -----------------------------------
 
 _NAMES = {
     # allocates, or checks on the host: nothing runs on the device
@@ -82,14 +82,14 @@ _NAMES = {
         aten.empty aten.empty_strided aten.new_empty_strided prims.empty prims.empty_permuted prims.empty_strided
         aten._assert_tensor_metadata aten._assert_scalar aten.sym_constrain_range aten.sym_constrain_range_for_size
     """,
-    # elements are put elsewhere, unchanged or converted
+    # elements are moved, unchanged or converted
     "move": """
         aten._local_scalar_dense aten._to_copy aten.as_strided_scatter aten.cat aten.clone aten.constant_pad_nd
         aten.copy aten.diagonal_scatter aten.lift_fresh_copy aten.repeat aten.select_scatter aten.slice_scatter
         prims.as_strided_scatter prims.cat prims.clone prims.copy_to prims.device_put prims.inductor_lookup_seed
         prims.rev
     """,
-    # constants and random numbers are written, whatever tensor lends its shape
+    # constants and random numbers are written; a tensor operand may provide the shape
     "fill": """
         aten.arange aten.bernoulli aten.exponential aten.fill aten.full aten.full_like aten.normal
         aten.normal_functional aten.rand aten.rand_like aten.randint aten.randint_like aten.randn aten.randn_like
@@ -106,7 +106,7 @@ _NAMES = {
         aten.topk aten.var aten.var_mean prims._low_memory_max_pool_with_offsets prims.amax prims.amin prims.prod
         prims.sum prims.var
     """,
-    # one operation for each element of the results, beside the operators that are tagged pointwise
+    # one operation for each element of the results; so do operators that are tagged pointwise
     "elementwise": """
         aten._adaptive_avg_pool2d_backward aten._adaptive_avg_pool3d_backward aten._assert_async
         aten.adaptive_max_pool2d_backward aten.adaptive_max_pool3d_backward aten.avg_pool2d_backward
@@ -141,11 +141,11 @@ _COUNTED_AS = {
     "_flash_attention_for_cpu": "_flash_attention",
     "_fused_attention_overrideable": "_flash_attention",
 }
-"""In names of operators that torch counts nothing for: what makes it the name of one whose operands lie alike."""
+"""Replacements in names of operators without a formula in torch, which give an operator with the same operands."""
 
 
 class _Shape(tuple[Dim, ...]):
-    """A shape in place of a tensor: formulas take it as it is, those that are registered raw ask for its ``shape``."""
+    """A shape in place of a tensor: most formulas take shapes; those registered raw take tensors and read ``shape``."""
 
     __slots__ = ()
 
@@ -155,7 +155,7 @@ class _Shape(tuple[Dim, ...]):
 
 
 def _formula(base: str) -> Callable[..., Any] | None:
-    """Torch's formula for an operator, or for the one that it does in place."""
+    """Torch's formula for an operator, or for the out-of-place form of an in-place operator."""
     for name in (base, base.rstrip("_")):
         for uncounted, counted in _COUNTED_AS.items():
             name = name.replace(uncounted, counted)
@@ -170,12 +170,12 @@ def _formula(base: str) -> Callable[..., Any] | None:
 
 
 def _counted(base: str, args: Iterable[Arg], attrs: Mapping[str, Arg], results: Arg) -> Dim | None:
-    """The flops that torch's formula for the operator ``base`` gives."""
+    """Flops of the operator ``base`` by torch's formula; None if the formula fails."""
     formula = _formula(base)
     assert formula is not None
     given, named = _shapes(tuple(args)), {name: _shapes(arg) for name, arg in attrs.items()}
     try:
-        if "_scaled_dot_product_" in base:  # as if no heads shared keys: torch 2.11 counts nothing where they do
+        if "_scaled_dot_product_" in base:  # as if no heads shared keys: torch 2.11 counts nothing if they do
             heads = given[0][1]
             given = [_Shape((x[0], heads, *x[2:])) if isinstance(x, _Shape) and len(x) == 4 else x for x in given]
         flops = formula(*given, **named, out_val=_shapes(results))
@@ -191,8 +191,8 @@ def _shapes(arg: Arg) -> Any:
 
 
 def _convolution_backward(node: KernelNode) -> Cost:
-    """convolution_backward(grad, input, weight, …, transposed [7], …, mask [10]): each gradient takes what the forward
-    pass does. Torch's own formula counts the gradient of a grouped weight once for each group."""
+    """convolution_backward(grad, input, weight, …, transposed [7], …, mask [10]): each gradient takes as many flops as
+    the forward pass. Torch's own formula counts the gradient of a grouped weight once for each group."""
     grad, image, weight, *others = node.args
     mask = others[7] if len(others) > 7 else None
     forward = (image, weight, *others[:5])
@@ -205,13 +205,13 @@ def _convolution_backward(node: KernelNode) -> Cost:
 
 
 def _gather(node: KernelNode) -> Cost:
-    """Reads its indices, and of the table as many bytes as it returns."""
+    """Reads all indices, and as many bytes of the table as it returns."""
     written = _written_bytes(node)
     return Cost(0, as_dim(_bytes_of(node.inputs[1:]) + written), written, 1)
 
 
 def _scatter(node: KernelNode) -> Cost:
-    """Writes the places that it picks; out of place, the target is copied by a launch of its own before."""
+    """Writes the selected elements; out of place, a separate launch copies the target first."""
     if not isinstance(node.inputs[0].type, TensorType):
         return UNKNOWN
     target, *others = _tensors(node.inputs)
@@ -240,7 +240,7 @@ def _bytes_of(values: Iterable[Value]) -> Dim:
 
 @lru_cache(maxsize=16384)
 def _held_bytes(type: TensorType) -> Dim:
-    """Bytes of memory behind the elements: an expanded dimension, of stride 0, holds one element's worth."""
+    """Bytes of memory that hold the elements: an expanded dimension, of stride 0, counts as size 1."""
     if type.stride is None:
         return type.nbytes
     sizes = (size for size, step in zip(type.shape, type.stride, strict=True) if step != 0)
@@ -248,7 +248,7 @@ def _held_bytes(type: TensorType) -> Dim:
 
 
 def _written_bytes(node: KernelNode) -> Dim:
-    """Bytes of the fresh results and of the operands that the node writes."""
+    """Bytes of the results in new memory, and of the operands that the node writes."""
     in_place = {output for output, _ in node.effects.aliases}
     return _bytes_of((*(v for v in node.outputs if v.index not in in_place), *_operands_written(node)))
 

@@ -1,6 +1,6 @@
-"""Effects of operators: from their schemas and tags, and from what torch's kernels do that no schema says.
+"""Effects of operators: from their schemas and tags, and from tables of effects that schemas do not state.
 
-A call is described by ``Call``. Where nothing is known of an operator the answer is the careful one.
+``Call`` describes a call. For an unknown operator, the most restrictive effects are assumed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ VIEWS = words("""
     aten.unsqueeze aten.view aten.view_as_complex aten.view_as_real prims.broadcast_in_dim prims.collapse_view
     prims.split_dim prims.squeeze prims.transpose prims.view_of prims.view_of_dtype
 """)
-"""Operators that always return a view and never read memory, besides those that AOTAutograd takes apart."""
+"""Operators that always return a view and never read memory, except those that AOTAutograd decomposes."""
 
 HIDDEN_VIEWS = words("""
     aten._unsafe_view aten.dequantize aten.lift aten.set aten.unsafe_split aten.unsafe_split_with_sizes
     inductor._reinterpret_tensor prims.inductor_force_stride_order
 """)
-"""Operators that share memory with an operand, or may, although their schema says that they do not."""
+"""Operators whose results share memory with an operand, or may, although their schema says that they do not."""
 
 _REPORTED_TAGS = words("""
     cudagraph_unsafe data_dependent_output dynamic_output_shape maybe_aliasing_or_mutating nondeterministic_bitwise
@@ -41,10 +41,10 @@ _REPORTED_TAGS = words("""
 _PURE_RANDOM = frozenset(
     {"prims.inductor_lookup_seed", "prims.inductor_random", "prims.inductor_randint", "rngprims.philox_rand"}
 )
-"""Functions of a seed that they are given: nothing is drawn from a generator."""
+"""Functions of a seed argument: they do not draw from a generator."""
 
 DRAWS = frozenset({"prims.inductor_seed", "prims.inductor_seeds"})
-"""Operators that draw from the generator of the device that they are given, whatever their tags say."""
+"""Operators that draw from the generator of the device in their arguments, whatever their tags say."""
 
 _MASKABLE = frozenset({"aten.index", "aten._unsafe_index", "aten.index_put", "aten.index_put_"})
 """Indexing: boolean masks among the indices are turned into positions first, as ``nonzero`` does."""
@@ -64,10 +64,10 @@ _CHECKS = words("""
 """Checks: they may raise, so they are never removed, but they order nothing."""
 
 _STORAGE = frozenset({"aten.resize_", "aten.resize_as_", "aten.set_", "inductor.resize_storage_bytes_", "prims.resize"})
-"""Operators that change which memory a tensor has, which neither writes nor aliases can say."""
+"""Operators that change which memory a tensor has, which neither writes nor aliases can express."""
 
 _LOWERINGS = "py.torch._inductor."
-"""Functions that Inductor's patterns put in place of operators: they build what Inductor makes of them, no more."""
+"""Functions that Inductor's patterns substitute for operators: they only build Inductor's own IR."""
 
 _COLLECTIVES = ("_c10d_functional.", "_c10d_functional_autograd.", "_dtensor.", "symm_mem.", "c10d.")
 
@@ -75,15 +75,15 @@ _COLLECTIVES = ("_c10d_functional.", "_c10d_functional_autograd.", "_dtensor.", 
 # -- calls and schemas -----------------------------------------------------------------------------------------------
 
 Path = tuple[int | str, ...]
-"""Where a result sits in what an operator returns: indices and keys from the outside in; empty for a single result."""
+"""Position of a result in an operator's return value: indices and keys, outermost first; empty for a single result."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaFacts:
     """A schema's facts: argument names, those written, and which results alias which arguments.
 
-    ``aliases`` pairs a result's index with an argument's name; ``single`` says that there is one result (or one list);
-    ``composite`` that other operators do the work, which may return views that the schema does not tell of.
+    ``aliases`` pairs a result's index with an argument's name; ``single``: there is one result (or one list);
+    ``composite``: the operator is made of other operators, which may return views that the schema does not state.
     """
 
     names: tuple[str, ...]
@@ -94,7 +94,7 @@ class SchemaFacts:
 
 
 def schema_facts(target: Any) -> SchemaFacts | None:
-    """The facts of an operator's schema, or None when it has none."""
+    """The facts of an operator's schema, or None if it has none."""
     return _facts_of(target) if isinstance(target, compat.OpOverload) else None
 
 
@@ -103,7 +103,7 @@ def _facts_of(target: Any) -> SchemaFacts:
     arguments, returns = target._schema.arguments, target._schema.returns
     try:
         composite = target.has_kernel_for_dispatch_key(compat.DispatchKey.CompositeImplicitAutograd)
-    except RuntimeError:  # an operator of TorchScript alone, which the dispatcher does not know
+    except RuntimeError:  # an operator of TorchScript only, which the dispatcher does not know
         composite = True
     return SchemaFacts(
         names=tuple(argument.name for argument in arguments),
@@ -117,14 +117,14 @@ def _facts_of(target: Any) -> SchemaFacts:
 
 
 def _share(one: Any, other: Any) -> bool:
-    """True if two alias annotations may name one memory. That of a list shows no names of its own: it may be any."""
+    """True if two alias annotations may name the same memory. An annotation of a list has no names: it may be any."""
     if one is None or other is None:
         return False
     return not one.before_set or not other.before_set or bool(one.before_set & other.before_set)
 
 
 def tags_of(target: Any) -> frozenset[str]:
-    """The names of an operator's tags; none for what is no operator."""
+    """The names of an operator's tags; empty for other targets."""
     return _tags_of(target) if isinstance(target, compat.OpOverload) else frozenset()
 
 
@@ -134,15 +134,15 @@ def _tags_of(target: Any) -> frozenset[str]:
 
 
 def tags_text(target: object) -> str:
-    """The tags of an operator that bear on capture, sorted and separated by commas."""
+    """The tags of an operator that matter to capture, sorted and separated by commas."""
     return ",".join(sorted(tags_of(target) & _REPORTED_TAGS))
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operator about to become a node. ``paths`` says where each of ``results`` sits in what it returns.
+    """A call of an operator that becomes a node. ``paths`` has the position of each of ``results`` in its return value.
 
-    ``binds`` is whether it brings new unbacked symbols into being. ``node`` is the FX node that makes the call.
+    ``binds`` is true if the call creates unbacked symbols. ``node`` is the FX node that makes the call.
     """
 
     op: str
@@ -162,7 +162,7 @@ class Call:
 
     @cached_property
     def arguments(self) -> dict[str, tuple[Arg, range]]:
-        """The operands of each argument of the schema, by name, and the positions of its values in ``operands``."""
+        """Each argument of the schema, by name, with the positions of its values in ``operands``."""
         facts = schema_facts(self.target)
         found: dict[str, tuple[Arg, range]] = {}
         end = 0
@@ -177,7 +177,7 @@ class Call:
         return tuple(values_in((*self.args, *self.attrs.values())))
 
     def argument(self, name: str) -> Arg:
-        """The argument called ``name`` in the schema; None when it was left out."""
+        """The argument called ``name`` in the schema; None if it was left out."""
         return self.arguments.get(name, (None, range(0)))[0]
 
     def tensors(self, name: str | None = None) -> list[int]:
@@ -192,7 +192,7 @@ class Call:
 
     @cached_property
     def device(self) -> Device | None:
-        """Where the operator runs: the device of its first tensor result, else of its first tensor operand."""
+        """Device of the operator: that of its first tensor result, else of its first tensor operand."""
         results = (type.device for type in self.results if isinstance(type, TensorType))
         return next(chain(results, self.operand_devices), None)
 
@@ -201,7 +201,7 @@ class Call:
 
 
 def effects_of(call: Call) -> Effects:
-    """The effects of ``call``, which is no higher-order operator."""
+    """The effects of ``call``, which must not be a higher-order operator."""
     if is_symbolic(call.op):
         return PURE
     facts = schema_facts(call.target)
@@ -220,7 +220,7 @@ def effects_of(call: Call) -> Effects:
     if call.base in _CHECKS:
         return effects
     hidden = call.base in _STORAGE or "maybe_aliasing_or_mutating" in tags_of(call.target)
-    # What returns nothing and writes nothing exists for a side effect that the schema does not tell.
+    # An operator that returns nothing and writes nothing has a side effect that the schema does not state.
     hidden |= not call.results and not effects.writes and not effects.sync
     return replace(effects, barrier=effects.barrier or hidden)
 
@@ -245,7 +245,7 @@ def _aliases(call: Call, facts: SchemaFacts) -> tuple[tuple[int, int], ...]:
 
 
 def _place(type: Type) -> tuple[Device, DType] | None:
-    """The facts in which two values that are one memory agree."""
+    """Device and dtype, which agree for two values in the same memory; None without memory."""
     return (type.device, type.dtype) if isinstance(type, TensorType) else None
 
 
@@ -268,7 +268,7 @@ def _rng(call: Call) -> str | None:
 
 
 def _hides_state(call: Call) -> bool:
-    """True if an operator may draw, or count, though no tag says so: it keeps its place among draws and its like."""
+    """True if an operator may draw, or keep a count, though no tag says so: it stays in order with draws."""
     return is_custom(call.op) and not call.op.startswith(_COLLECTIVES) and {*call.operand_devices} <= {call.device}
 
 
@@ -281,11 +281,11 @@ def _sync(call: Call) -> bool:
         to_host = call.device is not None and call.device.is_host
         return to_host and call.argument("non_blocking") is not True
     if call.base in _MASKABLE:
-        # A fill with one value takes the mask as it is.
+        # A fill with one value uses the mask directly.
         values = call.argument("values")
         fills = isinstance(values, Value) and isinstance(values.type, TensorType) and values.type.numel == 1
         return _has_mask(call) and not (fills and len(_indices(call)) == 1)
-    # The size of a result that the data decides is read back from the device.
+    # The size of a result that depends on data is read back from the device.
     return call.base in _READS_BACK or _is_sized_by_data(call)
 
 

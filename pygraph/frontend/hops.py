@@ -1,6 +1,6 @@
 """Effects of higher-order operators: control flow, subgraphs, wrapped operators, Triton kernels.
 
-What a subgraph does is what its nodes do together; its writes and views are carried over to the operands.
+The effects of a subgraph are those of its nodes together; its writes and views are mapped to the operands.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _RANDOM = frozenset(
 _SELECTING = frozenset({"cond", "switch"})
 _LOOPS = frozenset({"while_loop", "while_loop_stack_output"})
 _DECIDED = frozenset({"cond", "while_loop"})
-"""Those whose condition replays read on the device."""
+"""Higher-order operators whose condition replays read on the device."""
 
 
 def higher_order_effects(call: Call) -> Effects:
-    """The effects of the higher-order ``call``; a barrier where nothing is known of it."""
+    """The effects of a higher-order ``call``; a barrier if it is unknown."""
     name = call.op.removeprefix(HOP)
     if name == "triton_kernel_wrapper_mutation":
         return Effects(writes=tuple(_triton_writes(call)))
@@ -70,7 +70,7 @@ def higher_order_effects(call: Call) -> Effects:
 
 
 def _has_conditionals(call: Call) -> bool:
-    """True if a replay can decide: on the CPU, and on CUDA devices whose driver has conditional nodes."""
+    """True if a replay can evaluate the condition: on the CPU, and on CUDA if the driver has conditional nodes."""
     return call.device is None or call.device.kind != "cuda" or has_conditionals()
 
 
@@ -84,7 +84,7 @@ def wrapped_operator(call: Call) -> Any | None:
 
 
 def _wrapped_effects(call: Call) -> Effects:
-    """The effects of the wrapped operator, its operands standing in for those of the wrapper."""
+    """The effects of the wrapped operator, with positions of the wrapper's operands."""
     target = wrapped_operator(call)
     if target is None:
         return replace(PURE, barrier=True)
@@ -96,7 +96,7 @@ def _wrapped_effects(call: Call) -> Effects:
 
 
 def _triton_writes(call: Call) -> Iterator[int]:
-    """Positions of the tensors that a Triton kernel writes: as torch's analysis says, else all of them."""
+    """Positions of the tensors that a Triton kernel writes, by torch's analysis; if that fails, all tensors."""
     written = None if call.node is None else _analysed_writes(call.node)
     _, *pairs = cast("tuple[Any, ...]", call.attrs["kwargs"])
     for name, value in pairs:
@@ -105,7 +105,7 @@ def _triton_writes(call: Call) -> Iterator[int]:
 
 
 def _analysed_writes(node: fx.Node) -> frozenset[str] | None:
-    """The names of the arguments that torch found written, or None when it does not know the kernel."""
+    """The names of the arguments that are written, by torch's analysis; None if torch does not know the kernel."""
     given: dict[str, Any] = node.kwargs
     tensors = {k: v.meta.get("val") if isinstance(v, fx.Node) else v for k, v in given["kwargs"].items()}
     tma = given.get("tma_descriptor_metadata") or {}
@@ -130,7 +130,7 @@ def _of_subgraphs(call: Call, graphs: list[Graph]) -> Effects:
     aliases: set[tuple[int, int]] = set()
     for graph in graphs:
         roots = memory_roots(graph)
-        operands: dict[Value, list[int]] = dict.fromkeys(graph.inputs, call.tensors())  # where nothing tells them apart
+        operands: dict[Value, list[int]] = dict.fromkeys(graph.inputs, call.tensors())  # if they cannot be matched
         if len(given) == len(graph.inputs):
             operands = dict(zip(graph.inputs, given, strict=True))
         for node in graph.nodes:
@@ -141,13 +141,13 @@ def _of_subgraphs(call: Call, graphs: list[Graph]) -> Effects:
             if isinstance(type, TensorType) and isinstance(returned, Value):
                 aliases.update((index, operand) for operand in operands.get(roots[returned], ()))
             if isinstance(type, TensorType) and call.op.startswith(f"{HOP}while_loop"):
-                # A loop that never runs returns what it was given.
+                # A loop without iterations returns its initial values.
                 aliases.update((index, operand) for initial in given[place : place + 1] for operand in initial)
     return Effects(writes=tuple(sorted(writes)), aliases=tuple(sorted(aliases)), **found)
 
 
 def _given(call: Call) -> list[list[int]]:
-    """The inputs of the subgraphs, in order: the position of each value after the last subgraph; none of a literal."""
+    """Inputs of the subgraphs, in order: the position of each operand after the last subgraph; none for a literal."""
     last = max((i for i, arg in enumerate(call.args) if isinstance(arg, GraphRef)), default=-1)
     given = leaves(call.args[last + 1 :], Value, int, float, sympy.Expr)
     position = itertools.count(sum(1 for _ in values_in(call.args[: last + 1])))

@@ -43,10 +43,10 @@ class Evaluation:
     """How a graph is evaluated.
 
     Args:
-        sizes: values of symbols, by name; those that sizes of inputs tell need none
-        device: where everything runs; None is where the graph says
-        seed: of drawn inputs, constants and the n-th draw of each generator; None has operators draw as torch does
-        constant: the tensor that a ``pygraph.constant`` node stands for; the default draws one of its type
+        sizes: values of symbols, by name; not needed for symbols that follow from sizes of inputs
+        device: device of the whole run; None: the devices in the graph
+        seed: seed of drawn inputs, constants and the n-th draw of each generator; None: operators draw as in torch
+        constant: returns the tensor of a ``pygraph.constant`` node; None: draw one of its type
         seen: called after each node with its results, before later nodes write them
     """
 
@@ -58,14 +58,14 @@ class Evaluation:
 
 
 AS_SAID = Evaluation()
-"""Where the graph says, drawing as torch does."""
+"""The default: devices of the graph, draws of torch."""
 
 
 def evaluate(graph: Graph, inputs: Sequence[Any], how: Evaluation = AS_SAID) -> dict[Value, Any]:
-    """The tensor or number of each value of ``graph``, once it ran on ``inputs``, which it may write.
+    """Run ``graph`` on ``inputs``, which it may write. Returns the tensor or number of each of its values.
 
-    Raises FrontendError for inputs of other types than the graph's, and for an operator, literal or size that torch has
-    nothing for. What an operator raises is raised.
+    Raises FrontendError for inputs of other types than the graph's, and for an operator, literal or size without a
+    counterpart in torch. Errors of operators are raised unchanged.
     """
     run = _Run(graph, how, dict(how.sizes))
     with _own_draws(graph, how):
@@ -78,9 +78,9 @@ def returned(graph: Graph, values: Mapping[Value, Any]) -> list[Any]:
 
 
 def draw_inputs(graph: Graph, how: Evaluation = AS_SAID) -> list[Any]:
-    """Random inputs for ``graph``, equal for one seed and name; sizes that ``how`` does not give are the hints.
+    """Random inputs for ``graph``. Each depends only on type, seed and name; sizes not in ``how`` are the hints.
 
-    Raises FrontendError for an opaque input, and for a size that is not known.
+    Raises FrontendError for an opaque input, and for an unknown size.
     """
     run = _Run(graph, how, {**graph.hints, **how.sizes})
     return [run.draw(value.type, value.name) for value in graph.inputs]
@@ -88,7 +88,7 @@ def draw_inputs(graph: Graph, how: Evaluation = AS_SAID) -> list[Any]:
 
 @contextmanager
 def _own_draws(graph: Graph, how: Evaluation) -> Iterator[None]:
-    """Leave torch's generators as they were, where ``how`` seeds them."""
+    """Restore torch's generators at the end, if ``how`` seeds them."""
     kinds = {value.type.device.kind for value in graph.values() if isinstance(value.type, TensorType)}
     uses_gpu = how.device is None and "cuda" in kinds and torch.cuda.is_available()
     with torch.random.fork_rng(range(torch.cuda.device_count()) if uses_gpu else [], enabled=how.seed is not None):
@@ -97,7 +97,7 @@ def _own_draws(graph: Graph, how: Evaluation) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Run:
-    """One graph being run: what its values and symbols are, and how often each generator was drawn from."""
+    """State of a run of one graph: values, symbols, and the number of draws from each generator."""
 
     graph: Graph
     how: Evaluation
@@ -124,7 +124,7 @@ class _Run:
         return self.values
 
     def draw(self, type: Type, name: str) -> Any:
-        """A random value of that type: floats around 0, integers 0 and 1, which index whatever is not empty."""
+        """A random value of that type: floats around 0, integers 0 and 1, which are valid indices from size 2 on."""
         if isinstance(type, ScalarType):
             return {"int": 1, "float": 0.5, "bool": True}[type.kind] if type.expr is None else self._number(type.expr)
         if not isinstance(type, TensorType):
@@ -142,12 +142,12 @@ class _Run:
     # -- values and sizes ----------------------------------------------------------------------------------------------
 
     def _set(self, value: Value, given: Any) -> None:
-        """Note what ``value`` is, and the symbols that its sizes tell."""
+        """Record the content of ``value``, and the symbols that follow from its sizes."""
         self.values[value] = given
         self.sizes = {**sizes_told(value, given), **self.sizes}
 
     def _check(self, value: Value) -> None:
-        """Raise FrontendError where an input is not of its type."""
+        """Raise FrontendError if an input is not of its type."""
         given, wanted = self.values[value], value.type
         if isinstance(wanted, TensorType):
             shape = tuple(map(self._number, wanted.shape))
@@ -170,7 +170,7 @@ class _Run:
             draw = self.how.constant
             return [draw(node) if draw else self.draw(node.output.type, str(node.attrs.get("target", node.name)))]
         args = [self._arg(arg) for arg in node.args]
-        if node.op == UPLOAD:  # which torch knows only where placement's moves are compiled
+        if node.op == UPLOAD:  # torch knows it only once moves of placement are compiled
             return [one.to(args[1], copy=True) for one in args[0]]
         attrs = {key: self._arg(arg) for key, arg in node.attrs.items()}
         generator = node.effects.rng
@@ -181,7 +181,7 @@ class _Run:
         return results if self.how.device is None else self._apart(node, results)
 
     def _apart(self, node: KernelNode, results: list[Any]) -> list[Any]:
-        """``results``, with copies of those that are an operand only because all is on one device: a move to it."""
+        """``results``, where moves between devices are copied: on one device they return their operand itself."""
         shared = {result for result, _ in node.effects.aliases}
         given = {_storage(self.values[value]) for value in node.inputs} - {None}
         return [
@@ -201,7 +201,7 @@ class _Run:
         return self._number(arg) if isinstance(arg, sympy.Expr) else self._called(self.graph.subgraphs[arg.name])
 
     def _called(self, graph: Graph) -> Callable[..., Any]:
-        """``graph`` as higher-order operators call it."""
+        """``graph`` as a callable for higher-order operators."""
 
         def call(*inputs: Any) -> tuple[Any, ...]:
             how = replace(self.how, seen=None)
@@ -212,7 +212,7 @@ class _Run:
 
 
 def number_of(size: Dim, sizes: Mapping[str, int]) -> Any:
-    """``size`` where symbols are ``sizes``. Raises FrontendError where one is missing."""
+    """``size`` as a number, with symbols from ``sizes``. Raises FrontendError if a symbol is missing."""
     if not isinstance(size, sympy.Expr):
         return size
     found = size.subs({symbol(name): value for name, value in sizes.items()})
@@ -223,7 +223,7 @@ def number_of(size: Dim, sizes: Mapping[str, int]) -> Any:
 
 
 def sizes_told(value: Value, given: Any) -> dict[str, int]:
-    """The symbols that the sizes of ``given`` tell, which stands for ``value``."""
+    """The symbols that follow from the sizes of ``given``, the content of ``value``."""
     if isinstance(value.type, TensorType) and isinstance(given, torch.Tensor):
         pairs: list[tuple[Any, Any]] = list(zip(value.type.shape, given.shape, strict=False))
     else:

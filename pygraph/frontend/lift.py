@@ -1,8 +1,8 @@
 """Lifts a post-AOTAutograd FX graph to the IR: one kernel node per operator, under the FX node's name.
 
-Tuple ``getitem``s become results of the node that they index. Inputs have the user's names where they are known, and
-keep that of their placeholder beside it. What an input is, AOTAutograd's names and the list of static inputs tell:
-roles inform reports, and what memory is worth giving back; only ``static`` is a promise.
+Tuple ``getitem``s become results of the node that they index. Inputs have the user's names if these are known, and
+also keep the name of their placeholder. AOTAutograd's names and the list of static inputs give the role of an input:
+roles are hints, for reports and for memory that is worth giving back; only ``static`` is a promise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pygraph.ir import (
 from pygraph.ir.operators import listed
 
 FX_MADE_FROM = "pygraph_made_from"
-"""The key of an FX node's ``meta`` for what ``made_from`` says of those that it was made from."""
+"""Key of an FX node's ``meta`` that holds the ``made_from`` entries of the nodes that it was made from."""
 
 
 def lift(
@@ -54,15 +54,15 @@ def lift(
 ) -> Graph:
     """The IR of ``gm``, the module that AOTAutograd hands to ``inner_compile``.
 
-    Raises FrontendError for a graph that is not in that form.
+    Raises FrontendError for a graph in another form.
 
     Args:
         gm: the FX graph
         kind: inference, forward or backward
-        static_inputs: positions of inputs whose address stays; the list that Inductor gets for a backward graph names
-            every saved tensor, whose address does not: see ``backward_static_inputs``
-        origin: Dynamo's graph: names of inputs and modules
-        frames: give source lines the calls that led to them
+        static_inputs: positions of inputs with fixed addresses. Inductor's list for a backward graph includes all saved
+            tensors, whose addresses are not fixed: see ``backward_static_inputs``
+        origin: origin of Dynamo's graph, with names of inputs and modules
+        frames: add to source lines the user's frames around them
     """
     types = TypeReader()
     graph = Graph("main", kind, Stage.LIFTED)
@@ -76,7 +76,7 @@ def lift(
 
 
 def made_from(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
-    """The operators of an FX node, or of what it was made from, each with the user's function, and the module as
+    """The operator of an FX node, or those from which it was made, each with the user's function, and the module as
     torch writes it."""
     if node.op != "call_function":
         return ()
@@ -86,12 +86,12 @@ def made_from(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
 
 
 def result_paths(node: fx.Node) -> list[Path]:
-    """Where each output of the IR node of ``node`` sits in what the FX node returns (``()``: it is what it returns)."""
+    """Positions of the IR node's outputs in the return value of the FX node ``node``; ``()``: the value itself."""
     return [path for path, _ in leaves_of(_value_of(node))]
 
 
 class _Lifter:
-    """One module being lifted. ``env`` holds what each FX node stands for: a value, or a structure of values."""
+    """Lifts one module. ``env`` maps each FX node to its value, or its structure of values."""
 
     def __init__(
         self,
@@ -133,8 +133,8 @@ class _Lifter:
         return self.graph.add_input(type, name, role=role, static=static, placeholder=node.name)
 
     def _name_of(self, node: fx.Node, type: Type) -> str:
-        """The user's name of an input, with a number where a node or another input has it; a size is called as its
-        symbol."""
+        """The user's name of an input, with a number if a node or another input has that name; a size without one has
+        the name of its symbol."""
         key, steps = compat.described_input(node.meta.get("desc")) or ("", ())
         known = self.origin.inputs.get(key)
         name = ".".join((known, *steps)) if known else node.name
@@ -171,7 +171,7 @@ class _Lifter:
     def _call_function(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
             source, index = cast("tuple[fx.Node, Any]", node.args)
-            if isinstance(self.env[source], (tuple, dict)):  # else what it indexes is one opaque value
+            if isinstance(self.env[source], (tuple, dict)):  # else the source is one opaque value
                 return self.env[source][index]
         value = _value_of(node)
         leaves = list(leaves_of(value))
@@ -201,7 +201,7 @@ class _Lifter:
             loc=location_of(node.meta, frames=self.frames),
             module=self.origin.module(module_path(node.meta)) or common_module(module for *_, module in made),
         )
-        if call.op not in listed():  # a function may have no name that anything finds it by
+        if call.op not in listed():  # the name of a function may not resolve
             self.graph.operators.add(call.op)
         added.cost = cost_of(added, self.graph)
         tags = tags_text(wrapped_operator(call) if higher else call.target)
@@ -223,7 +223,7 @@ class _Lifter:
 
 
 class unknown:
-    """Stands for a result of which the tracer noted nothing; its type in the IR is opaque, by this class's name."""
+    """Stands for a result that the tracer did not record; its type in the IR is opaque, with the name of this class."""
 
 
 def _value_of(node: fx.Node) -> Any:
@@ -231,7 +231,7 @@ def _value_of(node: fx.Node) -> Any:
 
 
 def leaves_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The results inside what an operator returned, None left out, with where they sit."""
+    """The results in the return value of an operator, without None, each with its position."""
     if isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             yield from leaves_of(item, (*path, index))
@@ -251,11 +251,11 @@ def _rebuild(value: Any, outputs: Iterator[Value]) -> Any:
     return None if value is None else next(outputs)
 
 
-# -- what an input is --------------------------------------------------------------------------------------------------
+# -- roles of inputs ---------------------------------------------------------------------------------------------------
 
 
 def _role_of(name: str, type: Type, kind: str, *, static: bool) -> tuple[str, bool]:
-    """The role of a placeholder, and whether its address stays.
+    """The role of a placeholder, and true if its address is fixed.
 
     Saved activations and tangents are new in each call, whatever the caller's list says.
     """
@@ -274,19 +274,19 @@ def _role_of(name: str, type: Type, kind: str, *, static: bool) -> tuple[str, bo
 def backward_static_inputs(gm: fx.GraphModule, forward: Graph) -> tuple[int, ...]:
     """Positions of the inputs of the backward ``gm`` that are static inputs of ``forward``, by name.
 
-    Inductor marks every saved tensor of a backward graph static; only those that were static before stay in place.
+    Inductor marks every saved tensor of a backward graph static; only static inputs of the forward keep their address.
     """
     static = {value.placeholder for value in forward.inputs if value.static}
     return tuple(i for i, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node.name in static)
 
 
 def held_inputs(graph: Graph) -> frozenset[str]:
-    """The inputs that somebody holds until the program returns: all but what a backward may be left with. As Inductor's
-    program calls them, and so does ``lent_inputs``."""
+    """The inputs that somebody holds until the program returns: all except saved tensors and tangents. Names are those
+    of placeholders, in Inductor's program; likewise in ``lent_inputs``."""
     return frozenset(value.placeholder for value in graph.inputs if value.role not in ("saved", "tangent"))
 
 
 def lent_inputs(graph: Graph) -> frozenset[str]:
-    """The inputs that somebody may hold until the program returns: autograd holds the tangents that it calls a backward
-    with, of which AOTAutograd passes on those whose strides it did not have to change."""
+    """The inputs that somebody may hold until the program returns: autograd holds the tangents of a backward call, and
+    AOTAutograd passes these on unless it has to change their strides."""
     return frozenset(value.placeholder for value in graph.inputs if value.role == "tangent")

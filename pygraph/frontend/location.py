@@ -1,11 +1,11 @@
-"""Where FX nodes come from: the user's source line, the module, and the user's names of inputs.
+"""Origins of FX nodes: the user's source line, the module, and the user's names of inputs.
 
-The line is the innermost frame of the stack trace that is not torch's own. Files under the working directory are given
-relative to it, so that dumps of one program agree across checkouts. Names are what Dynamo's sources lead along:
+The line is the innermost frame of the stack trace that is not torch's own. Paths of files in the working directory are
+relative to it, so that dumps of one program agree across checkouts. Names are the steps of Dynamo's sources:
 
     L['self']._modules['layers']._modules['0']._parameters['weight']   ▸   layers.0.weight
 
-Also where Dynamo's graph begins: function, first line, and the graph break that ended it.
+Also the origin of Dynamo's graph: function, first line, and the graph break that ended it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def location_of(meta: Mapping[str, Any], *, frames: bool = False) -> Location | None:
-    """The user's line of a node with that ``meta``, or None when it has no frame of the user's. With ``frames``, it
-    has the user's frames around it, too."""
+    """The user's line of a node with that ``meta``, or None if it has no user frame. With ``frames``, the location
+    includes the user's call stack."""
     found = _user_frames(meta.get("stack_trace") or "", os.getcwd())
     if not found or not frames:
         return found[-1] if found else None
@@ -57,16 +57,16 @@ def location_of_code(code: CodeType) -> Location:
 
 @dataclass(frozen=True, slots=True)
 class GraphOrigin:
-    """Where a graph of Dynamo's begins, why it ends, and what the user calls what it takes.
+    """Start of a graph of Dynamo, reasons of its end, and the user's names of its inputs.
 
     Args:
-        function: what was compiled; a module's class where its code is torch's own
-        start: the first line of it that the graph holds; None where there is none of the user's
-        breaks: the lines at which Dynamo had to stop, with the reason: that which ended the graph, and those around it
-            that have no graph between; at the last graph of an explanation, also those of functions without a graph
-        inputs: the user's names of inputs, by position; of parameters that the graph's module has itself, by their
-            name there
-        several: several variables hold modules: paths of modules begin with the variable then
+        function: compiled function; the class of the module if its code is torch's own
+        start: first user line in the graph; None if it has no user line
+        breaks: reasons of graph breaks, by line: the break that ended the graph, and neighbours without a graph in
+            between; at the last graph of an explanation, also breaks in functions without a graph
+        inputs: the user's names of inputs, by position; parameters of the graph's own module, by their name in that
+            module
+        several: true if several variables hold modules: paths of modules then begin with the variable
     """
 
     function: str = ""
@@ -81,15 +81,15 @@ class GraphOrigin:
 
 
 UNKNOWN = GraphOrigin()
-"""The origin of a graph that nobody knows it of."""
+"""The origin of a graph without a known origin."""
 
 
 _latest: list[Any] = [UNKNOWN, None]
-"""Of the graph that Dynamo handed over last: its origin, and why it ends."""
+"""Origin of the last graph from Dynamo, and the reason why it ended."""
 _noted: list[Any] = [None, None]
-"""The last entries of Dynamo's lists that were noted: of its breaks, and of its compilations."""
+"""The last noted entries of Dynamo's lists: of breaks, and of compilations."""
 _unplaced: deque[tuple[tuple[str, str], Location, str]] = deque(maxlen=1024)
-"""Breaks that belong to no graph yet: function, line, reason. (Dynamo's lists have those of all backends.)"""
+"""Breaks that belong to no graph yet: function, line, reason. (Dynamo's lists include breaks of all backends.)"""
 
 
 def origin_of(gm: torch.fx.GraphModule) -> GraphOrigin:
@@ -107,8 +107,8 @@ def origin_of(gm: torch.fx.GraphModule) -> GraphOrigin:
 
 
 def note_breaks() -> None:
-    """Note the breaks that Dynamo has met since it was last asked: those of the function of the graph that it handed
-    over last at that graph, others until a graph of their function comes."""
+    """Record the new breaks of Dynamo. Breaks in the function of Dynamo's last graph go to that graph; others wait for
+    a graph of their function."""
     _unplaced.extend(_new_breaks())
     origin, ended = _latest
     if ended is None or not ended.user_stack:
@@ -121,8 +121,8 @@ def note_breaks() -> None:
 
 @contextmanager
 def noting_all_breaks() -> Iterator[None]:
-    """Note all breaks met meanwhile, if a graph was handed over meanwhile: those of functions without a graph, which
-    run as they are, at the last one."""
+    """Record all breaks that occur in the context, if Dynamo hands over a graph in it. Breaks in functions without a
+    graph, which run uncompiled, go to the last graph."""
     note_breaks()
     known, (before, _) = list(_unplaced), _latest
     try:
@@ -136,7 +136,7 @@ def noting_all_breaks() -> Iterator[None]:
 
 
 def _new_breaks() -> Iterator[tuple[tuple[str, str], Location, str]]:
-    """Additions to Dynamo's lists: lines at which it cut a function in two, and functions that it skipped."""
+    """New entries of Dynamo's lists: lines at which it split a function, and functions that it skipped."""
     for reason in _added(0, compat.graph_break_reasons):
         if reason.graph_break and reason.user_stack:
             first = reason.user_stack[0]
@@ -149,7 +149,7 @@ def _new_breaks() -> Iterator[tuple[tuple[str, str], Location, str]]:
 
 
 def _skipped(tried: Any) -> tuple[tuple[str, str], Location, str]:
-    """A function, or the rest of one behind a graph break, that Dynamo gave up. ``tried`` is its account of that."""
+    """A function, or the rest of one after a graph break, that Dynamo failed to compile. ``tried`` is its record."""
     whole = tried
     if tried.co_filename is None:  # too many recompilations: an earlier one has the function
         frame = str(tried.compile_id).partition("/")[0]
@@ -165,7 +165,7 @@ def _skipped(tried: Any) -> tuple[tuple[str, str], Location, str]:
 
 
 def _added(which: int, entries: Any) -> list[Any]:
-    """The entries of one of Dynamo's lists that were not noted; the list may have been cleared meanwhile."""
+    """The new entries of one of Dynamo's lists, which may have been cleared meanwhile."""
     met = [] if compat.absent(entries) else list(entries() if callable(entries) else entries)
     new = met[next((i + 1 for i, entry in enumerate(met) if entry is _noted[which]), 0) :]
     _noted[which] = met[-1] if met else None
@@ -177,19 +177,19 @@ def _first_line(text: str) -> str:
 
 
 def _function(file: str, name: str) -> tuple[str, str]:
-    """A function that Dynamo compiles: file and name."""
+    """Key of a function that Dynamo compiles: file and name."""
     return file, _location("", 0, name, "", "").function
 
 
 def _outer_module(gm: torch.fx.GraphModule) -> str:
-    """The class of the module that was compiled, where nodes say so."""
+    """The class of the compiled module, if metadata of nodes has it; else empty."""
     stacks = (list((node.meta.get("nn_module_stack") or {}).values()) for node in gm.graph.nodes)
     path, module = next((stack[0] for stack in stacks if stack), (".", ""))
     return "" if "." in path else str(getattr(module, "__name__", module)).rpartition(".")[2]
 
 
 def module_path(meta: Mapping[str, Any]) -> str:
-    """The path of the module that a node with that ``meta`` was written in, as torch writes it; empty if it has none.
+    """The path of the module that contains the code of a node with that ``meta``, as torch writes it; else empty.
 
     A node of a backward graph belongs to the module whose gradient it computes.
     """
@@ -198,14 +198,14 @@ def module_path(meta: Mapping[str, Any]) -> str:
 
 
 def common_module(paths: Iterable[str]) -> str:
-    """The innermost module that holds all of ``paths``; empty where that is the whole model."""
+    """The innermost module that contains all of ``paths``; empty if that is the whole model."""
     columns = (set(column) for column in zip(*(path.split(".") for path in paths), strict=False))
     return ".".join(column.pop() for column in itertools.takewhile(lambda column: len(column) == 1, columns))
 
 
 def _names_of_inputs(gm: torch.fx.GraphModule) -> tuple[dict[int | str, str], bool]:
-    """The user's names of what ``gm`` takes, and whether several variables hold modules: if one does, its name is left
-    out, so that names are those of ``named_parameters``."""
+    """The user's names of the inputs of ``gm``, and true if several variables hold modules. If only one does, its name
+    is left out, so that names are those of ``named_parameters``."""
     sources = compat.input_sources(gm)
     stacks = (list((node.meta.get("nn_module_stack") or {}).values())[:1] for node in gm.graph.nodes)
     through_modules = [text for text in sources.values() if _MEMBER.search(text)]
@@ -218,8 +218,8 @@ def _names_of_inputs(gm: torch.fx.GraphModule) -> tuple[dict[int | str, str], bo
 
 @lru_cache(maxsize=8192)
 def _steps(text: str) -> tuple[str, ...]:
-    """A source of Dynamo's as the user writes it: a variable, and the attributes and keys that lead on from there.
-    Empty for what is computed. Cells of closures, and the places of stand-ins, are no steps of the user's."""
+    """A Dynamo source as the user writes it: a variable, then attributes and keys. Empty for computed sources. Cells of
+    closures and positions of stand-ins are left out, since the user did not write them."""
     variable = _VARIABLE.match(text)
     found, at = ([variable[1]], variable.end()) if variable else ([], len(text))
     while at < len(text):
@@ -247,7 +247,7 @@ def _is_user_file(file: str) -> bool:
 
 
 def _location(file: str, line: int, function: str, code: str, directory: str) -> Location:
-    resumed = _RESUMED.fullmatch(function.strip())  # what Dynamo calls the rest of a function behind a graph break
+    resumed = _RESUMED.fullmatch(function.strip())  # Dynamo's name for the rest of a function after a graph break
     name = resumed["function"] if resumed else function.strip()
     inside = directory != os.path.abspath(os.sep) and file.startswith(directory + os.sep)
     return Location(file[len(directory) + 1 :] if inside else file, line, name, code.strip())

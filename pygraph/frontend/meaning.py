@@ -1,4 +1,4 @@
-"""Holds what a pass made of a graph against the graph before, on random inputs, under ``check="full"`` once imported.
+"""Compares the graphs before and after a pass on random inputs, for ``check="full"``, once this module is imported.
 
 before ──┐  inputs of one seed      ┌── outputs, and inputs that were written
 after  ──┴─ evaluate, node by node ─┴── the first node that differs
@@ -21,19 +21,19 @@ from pygraph.passes.manager import register_comparison
 from pygraph.runtime.judge import distance
 
 MEGABYTES = 64
-"""Graphs whose values take more in all are not run."""
+"""Limit on the size of all values of both graphs, MiB; larger graphs are not run."""
 
 TOLERANCES = {DType.F64: 1e-12, DType.F32: 1e-5, DType.F16: 4e-3, DType.BF16: 3e-2}
-"""By how much results of a rewritten graph may differ, for the largest element: that of the coarsest type in it."""
+"""Allowed difference of results, relative to the largest element, by type; the coarsest type in the graphs decides."""
 
 
 def compare(before: Graph, after: Graph, exact: bool) -> str:
-    """Run both graphs. Returns why they were not run, or nothing; raises MeaningError where results differ.
+    """Run both graphs. Returns why they were not compared, else an empty text. Raises MeaningError if results differ.
 
     Args:
         before: the graph before a pass
-        after: the graph that the pass left
-        exact: results are equal bit by bit; otherwise within TOLERANCES, in floating point
+        after: the graph after the pass
+        exact: results must be equal bit by bit; otherwise within TOLERANCES, in floating point
     """
     reason = _unsuitable(before) or _unsuitable(after)
     if reason:
@@ -47,7 +47,7 @@ def compare(before: Graph, after: Graph, exact: bool) -> str:
         how = Evaluation(sizes=sizes, device=_device(before), seed=0)
         try:
             expected = _Observed.run(before, how)
-        except Exception as error:  # noqa: BLE001 - operators may refuse what is drawn, and any size but the program's
+        except Exception as error:  # noqa: BLE001 - operators may refuse drawn inputs, and sizes other than the hints
             reason = f"{type(error).__name__}: {error}"
             continue
         try:
@@ -115,7 +115,7 @@ def _differences(expected: _Observed, found: _Observed, tolerance: float) -> lis
 
 
 def _differs(node: KernelNode, expected: _Observed, found: _Observed, tolerance: float) -> bool:
-    """True if results of ``node`` are not those that the node of its name had; a new node has none to differ from."""
+    """True if results of ``node`` differ from those of the node of that name before the pass; false for a new node."""
     if node.name not in expected.nodes:
         return False
     pairs = zip(expected.nodes[node.name], found.nodes[node.name], strict=False)
@@ -123,7 +123,7 @@ def _differs(node: KernelNode, expected: _Observed, found: _Observed, tolerance:
 
 
 def _difference(one: Any, other: Any, tolerance: float) -> str:
-    """How ``other`` differs from ``one``; empty if it does not. Bits count where ``tolerance`` is 0."""
+    """Difference between ``one`` and ``other`` in words, bit by bit if ``tolerance`` is 0; empty if there is none."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
             return next((why for pair in zip(one, other, strict=True) if (why := _difference(*pair, tolerance))), "")
@@ -143,7 +143,7 @@ def _difference(one: Any, other: Any, tolerance: float) -> str:
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
     flat = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-    dense = flat.detach().clone(memory_format=torch.contiguous_format)  # strides of single elements, too
+    dense = flat.detach().clone(memory_format=torch.contiguous_format)  # also normalises strides of size-1 dimensions
     return dense.reshape(-1).view(torch.uint8)
 
 
@@ -152,7 +152,7 @@ def _copy(result: Any) -> Any:
 
 
 def _unsuitable(graph: Graph) -> str:
-    """Why ``graph`` cannot be run here; empty if it can."""
+    """Reason why ``graph`` cannot be run here; empty if it can."""
     for node in graph.nodes:
         if node.effects.collective is not None:
             return f"{node.op} communicates with other processes"
@@ -162,7 +162,7 @@ def _unsuitable(graph: Graph) -> str:
 
 
 def _device(graph: Graph) -> str | None:
-    """The CPU, where this machine lacks what the graph runs on."""
+    """``cpu`` if this machine lacks a device of the graph; None: the graph's own devices."""
     kinds = {value.type.device.kind for value in graph.values() if isinstance(value.type, TensorType)}
     return None if kinds <= {"cpu"} or (kinds <= {"cpu", "cuda"} and torch.cuda.is_available()) else "cpu"
 

@@ -1,7 +1,7 @@
-"""Names of operators: a call target of FX as text, and the text back to what can be called, with its signature.
+"""Names of operators: call targets of FX as text, and from text back to the callable and its signature.
 
 ``aten.add.Tensor`` and the like are torch's own; ``sym.`` computes on sizes, ``hop.`` is a higher-order operator. Once
-this is imported, the verifier knows the operators of this process: custom ones too, once their library is imported.
+this is imported, the verifier knows the operators of this process, also custom ones whose library is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIZES = ("aten.sym_numel.", "aten.sym_size.", "aten.sym_storage_offset.", "aten
 
 
 class FrontendError(PygraphError):
-    """An FX graph that is not in the form that AOTAutograd leaves, or an IR name that torch has nothing for."""
+    """An FX graph that is not in AOTAutograd's form, or an IR name without a counterpart in torch."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -36,7 +36,7 @@ def words(text: str) -> frozenset[str]:
 
 @cache
 def _sym_by_name() -> dict[str, Callable[..., Any]]:
-    """Short names, the last of which wins: builtins, math, torch.sym_*, operators."""
+    """Functions by short name; of equal names, the last wins: builtins, math, torch.sym_*, operators."""
     of_math = vars(math)
     of_torch = ((name, vars(torch)[name]) for name in sorted(vars(torch), reverse=True))
     named = {
@@ -59,13 +59,13 @@ def _sym_names() -> dict[Callable[..., Any], str]:
 
 
 def is_symbolic(op: str) -> bool:
-    """True if ``op`` computes on sizes alone and never touches a device."""
+    """True if ``op`` computes only on sizes and never uses a device."""
     return op.startswith((SYM, *_SIZES))
 
 
 def overload_of(target: Any) -> Any:
-    """The default overload of an operator that is called without naming one, as some of Inductor's passes do; any other
-    target itself."""
+    """The default overload of an operator called without an overload, as some of Inductor's passes do; any other target
+    itself."""
     return getattr(target, "default", target) if isinstance(target, compat.OpOverloadPacket) else target
 
 
@@ -84,7 +84,7 @@ def op_name(target: Any) -> str:
 
 @cache
 def resolve_op(name: str) -> Any:
-    """The call target of FX for ``name``. Raises FrontendError when this torch has no such operator."""
+    """The call target of FX for ``name``. Raises FrontendError if this torch has no such operator."""
     found = None
     try:
         if name.startswith(HOP):
@@ -105,7 +105,7 @@ def resolve_op(name: str) -> Any:
 
 
 def signature_in_torch(op: str) -> Signature | None:
-    """The signature of ``op``, or None where this torch has no such operator."""
+    """The signature of ``op``, or None if this torch has no such operator."""
     try:
         target = resolve_op(op)
     except FrontendError:
@@ -114,7 +114,7 @@ def signature_in_torch(op: str) -> Signature | None:
 
 
 def signature(schema: Any) -> Signature:
-    """A torch schema as the IR has it."""
+    """A torch schema as a signature of the IR."""
     positional = tuple(argument.name for argument in schema.arguments if not argument.kwarg_only)
     keywords = tuple(argument.name for argument in schema.arguments if argument.kwarg_only)
     optional = frozenset(argument.name for argument in schema.arguments if argument.has_default_value())

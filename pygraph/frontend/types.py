@@ -1,4 +1,4 @@
-"""Torch's values as the IR has them, and back: dtypes, devices, symbolic numbers, types, arguments of operators.
+"""Torch's values in the IR, and back: dtypes, devices, symbolic numbers, types, arguments of operators.
 
 A dict among arguments becomes ``(#dict, (key, value), …)``, a slice ``(#slice, start, stop, step)``; an operator, a
 layout or a memory format becomes a token of its name.
@@ -56,8 +56,8 @@ class TypeReader:
 
     def expr(self, value: torch.SymInt | torch.SymFloat) -> sympy.Expr:
         """The expression behind a symbolic number, over the IR's symbols."""
-        # SymInt.node and its expr, with what the ShapeEnv learnt since put in, and ShapeEnv.backed_var_to_val: checked
-        # on 2.11, 2.13.
+        # SymInt.node and its expr, which includes later knowledge of the ShapeEnv, and ShapeEnv.backed_var_to_val:
+        # checked on 2.11, 2.13.
         found, env = value.node.expr, value.node.shape_env
         hints: Mapping[sympy.Basic, Any] = {} if env is None else env.backed_var_to_val
         known = {str(symbol): hints.get(symbol) for symbol in found.free_symbols}
@@ -93,7 +93,7 @@ class TypeReader:
 
 
 def _canonical(expr: sympy.Basic) -> sympy.Expr:
-    """``expr`` of torch in the IR's own terms."""
+    """Torch's ``expr`` in the IR's own terms."""
     return sympy.sympify(canonical(expr))
 
 
@@ -113,7 +113,7 @@ _ENUMERATED = (torch.layout, torch.memory_format)
 
 
 def literal(arg: Any, types: TypeReader, env: Mapping[fx.Node, Any]) -> Arg:
-    """``arg`` of an FX node in the IR. ``env`` has what nodes stand for: a value, or a structure of some."""
+    """``arg`` of an FX node in the IR. ``env`` maps FX nodes to a value, or a structure of values."""
     if isinstance(arg, fx.Node):
         return literal(env[arg], types, env)
     if arg is None or isinstance(arg, (bool, int, float, complex, str, Value, GraphRef)):
@@ -150,15 +150,15 @@ def _without_literal(arg: sympy.Expr | GraphRef) -> Any:
 
 
 def to_fx_arg(arg: Arg, of_value: Callable[[Value], Any], of_other: Callable[[Any], Any] = _without_literal) -> Any:
-    """An IR operand as torch takes it. Tuples come back as lists.
+    """An IR operand in torch's form. Tuples become lists.
 
-    Raises FrontendError for what only the original FX node can hold: opaque objects, and, by default, symbolic
+    Raises FrontendError for operands that only the original FX node can hold: opaque objects and, by default, symbolic
     expressions and subgraphs.
 
     Args:
         arg: the operand
-        of_value: the FX node, or the tensor, of a value
-        of_other: the number of a symbolic expression, or what runs a subgraph
+        of_value: returns the FX node, or the tensor, of a value
+        of_other: returns the number of a symbolic expression, or a callable that runs a subgraph
     """
     if isinstance(arg, Value):
         return of_value(arg)

@@ -1,6 +1,6 @@
-"""The standard annotations of nodes and regions, and the record of what becomes of a region's parameters.
+"""The standard annotations of nodes and regions, and the decisions on a region's parameters.
 
-Custom passes make further ``MetaKey``s of their own; every annotation is printed and parsed.
+Custom passes may add ``MetaKey``s of their own; every annotation is printed and parsed.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ __all__ = [
 ]
 
 TAGS = MetaKey("tags", str)
-"""Node: the tags of its operator that matter to capture, comma separated (set by the frontend)."""
+"""Node: the tags of its operator that matter to capture, separated by commas (set by the frontend)."""
 MADE_FROM = MetaKey("made_from", tuple)
-"""Node: what it was made from, if an earlier pass of the compiler made it: operator, function and module of each (set
-by the frontend); see ``sources``."""
+"""Node: operator, function and module of each node from which an earlier pass of the compiler made it (set by the
+frontend); see ``sources``."""
 CAPTURABLE = MetaKey("capturable", bool)
-"""Node: whether it may be part of a captured region (set by legality)."""
+"""Node: true if it may be part of a captured region (set by legality)."""
 EAGER = MetaKey("eager", bool)
-"""Node: whether a region may call it between two segments, though it cannot be captured (set by legality)."""
+"""Node: true if a region may call it between two segments, though it cannot be captured (set by legality)."""
 REASON = MetaKey("reason", str)
 """Node: the code of the reason why it is not capturable. Region: why it is, or is not, selected."""
 DETAIL = MetaKey("detail", str)
 """Node or region: the reason in words."""
 PLACEMENT = MetaKey("placement", str)
-"""Node: what placement did to it."""
+"""Node: change by placement, in words."""
 REGION = MetaKey("region", int)
 """Node: the region that it belongs to (set by partitioning)."""
 SELECTED = MetaKey("selected", bool)
-"""Region: whether it is worth a graph (set by selection)."""
+"""Region: true if it is worth a graph (set by selection)."""
 
 
 class Source(NamedTuple):
-    """An operator of the user's program, and the function and the module that it was written in."""
+    """An operator of the user's program, with the function and the module that contain it."""
 
     op: str
     function: str
@@ -57,21 +57,21 @@ class Source(NamedTuple):
 
 
 def sources(node: KernelNode) -> tuple[Source, ...]:
-    """The operators of the user's program that ``node`` computes: itself, and those that an earlier pass of the
-    compiler made it from (attention from products and a softmax)."""
+    """The operators of the user's program that ``node`` computes: itself, and those from which an earlier pass of the
+    compiler made it (attention from products and a softmax)."""
     own = Source(node.op, node.loc.function if node.loc else "", node.module)
     return (own, *(Source(*made) for made in node.meta.get(MADE_FROM) or ()))
 
 
 def unit_of(node: KernelNode) -> int | KernelNode:
-    """The node that ``node`` becomes when each region is contracted to one: the index of its region, or itself."""
+    """Node of the quotient graph that contains ``node``: the index of its region, or ``node`` itself."""
     region = node.meta.get(REGION)
     return node if region is None else region
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """How a region gets the address of one value that it reads from outside: ``static`` or ``patched``, and why."""
+    """Decision on the address of one value that a region reads from outside: ``static`` or ``patched``, and why."""
 
     decision: str
     reason: str
@@ -79,7 +79,7 @@ class Parameter:
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """Nodes captured together. Membership is the nodes' REGION annotation; this holds what is said of the whole."""
+    """Nodes captured together. REGION of the nodes gives the members; this holds parameters and annotations."""
 
     parameters: dict[Value, Parameter] = field(default_factory=dict)
     meta: Meta = field(default_factory=Meta)

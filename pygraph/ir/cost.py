@@ -1,4 +1,4 @@
-"""Symbolic cost of a node, and device models that turn it into time. Unknown is None and never 0."""
+"""Symbolic cost of a node, and device models that turn it into time. An unknown cost is None, never 0."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Cost:
 
 
 COST_FIELDS = tuple(each.name for each in fields(Cost))
-"""Annotation names that hold a node's cost."""
+"""Names of the cost fields in ``.pgir`` text."""
 
 FREE = Cost(0, 0, 0, 0)
-"""A view, a size computation: nothing runs on the device."""
+"""Cost of a view or a size computation: nothing runs on the device."""
 UNKNOWN = Cost()
 
 
 def evaluate(value: Dim | None, values: Mapping[str, int]) -> float | None:
-    """``value`` as a number once symbols are substituted; None when it is unknown or symbols are left."""
+    """``value`` as a number, with symbols from ``values``; None if it is unknown or symbols are left."""
     if isinstance(value, sympy.Expr):
         found: sympy.Expr = value.subs({symbol(name): number for name, number in values.items()})
         return float(found) if found.is_number else None
@@ -47,7 +47,7 @@ def evaluate(value: Dim | None, values: Mapping[str, int]) -> float | None:
 
 
 def total(costs: Iterable[Cost]) -> Cost:
-    """Sum field by field. One unknown summand makes that field unknown."""
+    """Sum of ``costs``, field by field. An unknown summand makes its field unknown."""
     summands = list(costs)
     columns = ([getattr(cost, one.name) for cost in summands] for one in fields(Cost))
     return Cost(*(None if any(part is None for part in column) else as_dim(sympy.Add(*column)) for column in columns))
@@ -121,4 +121,4 @@ HOST = DeviceModel("host", 12.0, 60.0, 0.2)
 """A small CPU."""
 
 MODELS = {"cpu": HOST, "cuda": H200}
-"""The built-in device models, by the kind of device whose work is captured: used where none was calibrated."""
+"""The built-in device models, by kind of the captured device; used without a calibrated model."""

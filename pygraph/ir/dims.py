@@ -1,4 +1,4 @@
-"""Symbolic expressions: which ones the IR knows, how they are written, and what a text may ask of sympy.
+"""Symbolic expressions: the forms of the IR, their text, and limits on texts that would be slow in sympy.
 
 Graphs hold canonical expressions only (the verifier's rule ``expressions``), so that every graph parses back to itself.
 """
@@ -40,7 +40,7 @@ FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
     "PythonMod": sympy.Mod,
     "ToFloat": lambda a: a,
 }
-"""Functions that the IR keeps as they are, and those of torch's symbolic shapes, as exact arithmetic on numbers."""
+"""The functions of the IR, and those of torch's symbolic shapes as exact arithmetic on numbers."""
 
 
 def call(name: str, operands: Sequence[sympy.Expr], *, opaque: bool = False) -> sympy.Expr:
@@ -52,7 +52,7 @@ def call(name: str, operands: Sequence[sympy.Expr], *, opaque: bool = False) -> 
 
 
 def _defined(value: sympy.Basic) -> sympy.Basic:
-    """``value``. Raises ZeroDivisionError where sympy has divided by zero."""
+    """``value``. Raises ZeroDivisionError if sympy has divided by zero."""
     if value.has(sympy.zoo, sympy.nan):
         raise ZeroDivisionError("division by zero")
     return value
@@ -61,7 +61,7 @@ def _defined(value: sympy.Basic) -> sympy.Basic:
 def canonical(value: object) -> Dim:
     """``value`` in the IR's own terms: its symbols, doubles, its functions; any other function becomes an opaque one.
 
-    Raises TypeError for what is no number and no sympy expression, ZeroDivisionError for what has no value.
+    Raises TypeError unless ``value`` is a number or a sympy expression, ZeroDivisionError if it has no value.
     """
     if isinstance(value, float):
         return as_dim(sympy.Float(value))
@@ -70,7 +70,7 @@ def canonical(value: object) -> Dim:
 
 @lru_cache(maxsize=16384)
 def _canonical(value: sympy.Basic) -> sympy.Basic:
-    for _ in range(8):  # sympy simplifies what it simplified before: two rounds are the rule
+    for _ in range(8):  # sympy may simplify its own results further: usually two rounds
         again = _rebuilt(_defined(value))
         if again == value:
             break
@@ -97,12 +97,12 @@ def _rebuilt(value: sympy.Basic) -> sympy.Basic:
 
 @lru_cache(maxsize=16384)
 def dim_text(value: Dim) -> str:
-    """``value`` as text. Parsing it gives an equal expression when ``value`` is canonical."""
+    """``value`` as text. If ``value`` is canonical, the text parses to an equal expression."""
     return _Writer().doprint(value) if isinstance(value, sympy.Basic) else repr(value)
 
 
 class _Writer(StrPrinter):  # type: ignore[misc]  # sympy has no types
-    """sympy's own text, with names quoted where they are no words or mean something else."""
+    """sympy's own text, with names quoted if they are not words or have another meaning."""
 
     def _print_Symbol(self, value: sympy.Symbol) -> str:
         return quote(value.name) if value.name in CONSTANTS else word_text(value.name)
@@ -111,7 +111,7 @@ class _Writer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         return repr(float(value))
 
     def _print_Mul(self, value: sympy.Mul) -> str:
-        """With each divisor by itself, ``a/b/c``: sympy would multiply a number into a sum in ``a/(b*c)``."""
+        """Each divisor is written separately, ``a/b/c``: sympy would multiply a number into a sum in ``a/(b*c)``."""
         coefficient, rest = value.as_coeff_Mul()
         above, below = [], []
         for factor in (abs(coefficient), *rest.as_ordered_factors()):
@@ -130,7 +130,7 @@ class _Writer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         base = self.parenthesize(value.base, PRECEDENCE["Pow"])
         if value.exp == -1:
             return f"1/{base}"
-        # a power of powers as a**b**c: brackets that the text did not have could be too deep for the parser
+        # a power of powers as a**b**c: added brackets could be nested too deep for the parser
         is_power = isinstance(value.exp, sympy.Pow) and value.exp.exp != -1
         return f"{base}**{self.parenthesize(value.exp, PRECEDENCE['Pow'], strict=is_power)}"
 
@@ -139,19 +139,19 @@ class _Writer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         return f"{quote(name) if isinstance(value, AppliedUndef) else name}({self.stringify(value.args, ', ')})"
 
 
-# -- what a text may ask for ------------------------------------------------------------------------------------------
+# -- limits on texts --------------------------------------------------------------------------------------------------
 
 _MAX_BITS = 14_000
-"""Numbers that take more bits are refused: Python writes none of more than 4,300 digits."""
+"""Maximum number of bits of a number: Python does not print numbers of more than 4,300 digits."""
 _MAX_NESTED = 25
-"""Functions within another one, which asks sympy about each."""
+"""Maximum number of functions within another one: building it makes sympy query each of them."""
 _MAX_OPERATIONS, _MAX_TERMS, _MAX_CHOICES = 32, 16, 16
-"""Of Mod, Max and Min: operations in an operand; its terms once it is multiplied out, as sympy does; operands of the
-Max and Min within one another, which sympy compares in pairs."""
+"""Limits for Mod, Max and Min: operations in an operand; its terms once sympy has multiplied it out; operands of nested
+Max and Min together, which sympy compares in pairs."""
 
 
 def within_limits(name: str, operands: Sequence[sympy.Expr]) -> Sequence[sympy.Expr]:
-    """``operands``. Raises ValueError where sympy could take long to build the function ``name`` of them."""
+    """``operands``. Raises ValueError if sympy could take long to build the function ``name`` of them."""
     if name == "**":
         base, exponent = operands
         bits = max((_bits(number) for number in base.atoms(sympy.Number)), default=0)
@@ -171,7 +171,7 @@ def within_limits(name: str, operands: Sequence[sympy.Expr]) -> Sequence[sympy.E
 
 
 def read(value: sympy.Expr) -> Dim:
-    """The expression of a text, in canonical form. Raises ValueError for a number that no text could hold."""
+    """The expression of a text, in canonical form. Raises ValueError for a number that is too long to print."""
     if any(_bits(number) > _MAX_BITS for number in value.atoms(sympy.Number)):
         raise ValueError("a number takes too many digits")
     return canonical(value)
@@ -184,7 +184,7 @@ def _bits(number: sympy.Number) -> float:
 
 
 def _terms(value: sympy.Expr) -> int:
-    """How many terms ``value`` has when it is multiplied out, roughly."""
+    """Approximate number of terms of ``value`` once it is multiplied out."""
     if isinstance(value, sympy.Add):
         return sum(map(_terms, value.args))
     if isinstance(value, sympy.Mul):

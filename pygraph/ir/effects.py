@@ -1,4 +1,4 @@
-"""Effects of a node besides computing its outputs from its inputs. Positions count the node's flattened operands."""
+"""Effects of a node besides computing its outputs from its inputs. Operands are positions in the flattened operands."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 __all__ = ["FLAGS", "NAMED", "PURE", "Effects"]
 
 FLAGS = ("sync", "dynamic", "barrier")
-"""Effects that a node has or not, in the order of their text."""
+"""Boolean effects, in the order of their text."""
 NAMED = ("rng", "collective")
-"""Effects that name what their nodes keep their order on."""
+"""Effects that name a resource; nodes with the same resource stay in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +38,4 @@ class Effects:
 
 
 PURE = Effects()
-"""Those of a node that only computes fresh outputs: it may be moved, duplicated or removed freely."""
+"""Effects of a node that only computes outputs in new memory: it may be moved, duplicated or removed freely."""

@@ -22,9 +22,9 @@ __all__ = ["Graph", "GraphError", "Stage"]
 
 
 class Stage(Enum):
-    """How far a graph has come, in order. The value is the name in ``.pgir`` text.
+    """Progress of a graph through the passes, in order. The value is the name in ``.pgir`` text.
 
-    The verifier has one table of rules per stage; passes state which one they require and which one they ensure.
+    The verifier has one table of rules per stage; passes state which stage they require and which they ensure.
     """
 
     LIFTED = "lifted"
@@ -35,13 +35,13 @@ class Stage(Enum):
     SELECTED = "selected"
 
     def reached(self, other: Stage) -> bool:
-        """True if a graph at this stage satisfies what holds at ``other``."""
+        """True if a graph at this stage satisfies the rules of ``other``."""
         order = list(Stage)
         return order.index(self) >= order.index(other)
 
 
 class GraphError(PygraphError):
-    """A mutation that would leave the graph inconsistent: a name taken, a value still used, an impossible order."""
+    """A mutation would make the graph inconsistent: a name is taken, a value is still used, an order is impossible."""
 
 
 class Graph:
@@ -312,7 +312,7 @@ class Graph:
             values[value] = copy.add_input(
                 value.type, value.name, role=value.role, static=value.static, placeholder=value.placeholder
             )
-        for node in self._nodes:  # without operands, which may come later in a graph that is being rewritten
+        for node in self._nodes:  # without operands: during a rewrite, these may be defined later
             types = (out.type for out in node.outputs)
             twin = copy.add(node.op, (), types, name=node.name, effects=node.effects, cost=node.cost, loc=node.loc)
             twin.module, twin.meta = node.module, node.meta.copy()

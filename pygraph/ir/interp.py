@@ -1,12 +1,12 @@
-"""Reference semantics: what a graph computes, writes, draws and in which order, so that passes are tested by meaning.
+"""Reference semantics: results, writes, draws and their order, so that tests can compare the meaning of graphs.
 
-Contents are uninterpreted terms: two values are equal when they are computed in the same way from the same inputs.
-Where a tensor lives is no part of its content, so moving it between devices leaves its term as it is.
+Contents are uninterpreted terms: two values are equal if they are computed in the same way from the same inputs.
+The device of a tensor is not part of its content, so a move between devices does not change its term.
 
     %v = aten.view.default(%x) !aliases[0:0]      v: view of x's memory
     %r = aten.relu_.default(%v) !writes[0]        x's memory: put(input(x), step(view), relu_(view(input(x))))
 
-Nothing here is fast, and nothing but tests and debugging uses it.
+This module is slow, and only for tests and debugging.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pygraph.ir.types import Device, ScalarType, TensorType
 
 _MOVES = ("aten._to_copy", "aten.clone", "prims.device_put", base_name(UPLOAD))
 _PLACES = ("device", "non_blocking", "pin_memory")
-"""Attributes that say where a result lives, not what it is."""
+"""Attributes that affect the place of a result, not its content."""
 
 
 class Term(NamedTuple):
-    """``head(parts…)``, named by a digest of how it came about: equality is exact and cheap however deep it is."""
+    """``head(parts…)``, identified by a digest of its whole derivation: comparison is cheap at any depth."""
 
     head: str
     digest: str
 
 
 def _term(head: str, *parts: object) -> Term:
-    """Of parts that are terms, literals and tuples of them; equal heads and parts make equal terms."""
+    """A term of parts that are terms, literals, and tuples of these; equal heads and parts make equal terms."""
     text = f"{head}({_text(parts)})"
     return Term(head, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())
 
@@ -47,14 +47,14 @@ def _text(part: object) -> str:
 
 
 Content: TypeAlias = "Term | tuple[Content, ...]"
-"""The contents of a value: one term, or one for each memory that it may lie in."""
+"""Contents of a value: one term, or one for each memory in which it may lie."""
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """One returned value: its content when the graph ends, where it lives, and whose memory it shares.
+    """One returned value: its content at the end of the graph, its device, and the memory that it shares.
 
-    ``memory`` names the inputs whose memory it may lie in, else ``result n`` for the first returned value in that
+    ``memory`` names each memory in which it may lie: an input, or ``result n`` for the first returned value in that
     memory; it is empty for numbers.
     """
 
@@ -65,12 +65,12 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that can be observed of running a graph.
+    """Everything that can be observed of a run of a graph.
 
     Args:
         outputs: the returned values, literals and tuples of them
         written: final contents of the inputs that were written, by name
-        effects: events in order: per generator, per process group, and at barriers (with what ran between them)
+        effects: events in order: per generator, per process group, and at barriers (with the events between barriers)
     """
 
     outputs: tuple[object, ...]
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def interpret(graph: Graph, trace: dict[str, str] | None = None) -> Outcome:
-    """Run ``graph``. ``trace`` is filled with the digest of what each node did, by its name: empty for a move between
+    """Run ``graph``. If given, ``trace`` receives a digest of the call of each node, by name; empty for a move between
     devices."""
     machine = _Machine(graph)
     done = {node.name: machine.run(node) for node in graph.nodes}
@@ -100,7 +100,7 @@ class _Storage:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Memory, and the views through which a value sees it, outermost last: (term of the view, which result)."""
+    """Memory, and the views through which a value sees it, outermost last: (term of the view, index of the result)."""
 
     storage: _Storage
     path: tuple[tuple[Term, int], ...] = ()
@@ -129,7 +129,7 @@ class _Machine:
         self.since_barrier: list[str] = []
 
     def run(self, node: KernelNode) -> str:
-        """Run one node and return what it did."""
+        """Run one node and return the digest of its call; empty for a move."""
         contents = self._operands(node)
         call = self._call(node, contents)
         is_move = _is_move(node)
@@ -195,7 +195,7 @@ class _Machine:
         return contents[0] if len(contents) == 1 else tuple(contents)
 
     def _place(self, node: KernelNode, call: Term, output: Value, fresh: Content) -> tuple[_Place, ...]:
-        """Where a result lies: in the memory of the operands that it aliases, or in its own."""
+        """Places of a result: the memory of the operands that it aliases, or new memory."""
         shared = [operand for index, operand in node.effects.aliases if index == output.index]
         places: dict[_Place, None] = {}
         for position in shared:
@@ -216,7 +216,7 @@ class _Machine:
 
 
 def _is_move(node: KernelNode) -> bool:
-    """True if each result is its operand, as a copy of its own: only strides and device may differ."""
+    """True if each result is a copy of its operand in new memory: only strides and device may differ."""
     if node.op.removesuffix(".default") not in _MOVES or node.effects.writes or node.effects.aliases:
         return False
     return [_content_type(value) for value in node.inputs] == [_content_type(value) for value in node.outputs]

@@ -1,6 +1,6 @@
-"""Values and kernel nodes: what a program means, and beside it the typed annotations that passes compute.
+"""Values and kernel nodes, which define the meaning of a program, and the typed annotations that passes compute.
 
-They are changed through ``pygraph.ir.graph.Graph`` only, which keeps names, users and order consistent.
+They are changed only through ``pygraph.ir.graph.Graph``, which keeps names, users and order consistent.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 T = TypeVar("T")
 
 CONSTANT = "pygraph.constant"
-"""The operator of a node that stands for a tensor or an opaque object which the program holds, named by ``target``."""
+"""The operator of a node for a tensor or an opaque object that the program holds; ``target`` names the object."""
 
 UPLOAD = "pygraph.upload.default"
-"""``upload(Tensor[] xs, Device device) -> Tensor[]``: copies of CPU tensors on a device, each in storage of its own."""
+"""``upload(Tensor[] xs, Device device) -> Tensor[]``: copies of CPU tensors on a device, each in its own storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class GraphRef:
 
 
 RESERVED = (*COST_FIELDS, "in", "loc", "function", "code", "frames")
-"""Names that ``.pgir`` text gives to a node's cost, module and source line; no annotation may have them."""
+"""Names in ``.pgir`` text of a node's cost, module and source line; annotations cannot have these names."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetaKey(Generic[T]):
-    """The name and type of an annotation. Two keys of one name must agree on the type.
+    """The name and type of an annotation. Two keys with one name must have the same type.
 
-    Raises ValueError for a name in ``RESERVED``, TypeError for a type that has no text: an annotation is a literal or
+    Raises ValueError for a name in ``RESERVED``, TypeError for a type without text: an annotation is a literal or
     a tuple of literals.
     """
 
@@ -83,7 +83,7 @@ class MetaKey(Generic[T]):
 
 @dataclass(slots=True)
 class Meta:
-    """Annotations of one node or region: typed, printable, dropped without changing what the program means."""
+    """Annotations of one node or region. They are typed and printable; dropping them keeps the program's meaning."""
 
     _entries: dict[str, object] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ class Meta:
         return cast("T | None", self._entries.get(key.name))
 
     def set(self, key: MetaKey[T], value: T) -> None:
-        """Annotate. Raises TypeError when ``value`` is not of the key's type, or ``key`` is no MetaKey."""
+        """Annotate. Raises TypeError if ``value`` is not of the key's type or has no text, or ``key`` is no MetaKey."""
         if not isinstance(key, MetaKey):
             raise TypeError(f"annotations are set by a MetaKey, such as REASON, and not by {key!r}")
         if not isinstance(value, key.type):
@@ -101,7 +101,7 @@ class Meta:
         self._entries[key.name] = value
 
     def drop(self, *keys: MetaKey[Any]) -> None:
-        """Remove annotations, those that are there."""
+        """Remove annotations; missing ones are ignored."""
         for key in keys:
             self._entries.pop(key.name, None)
 
@@ -160,10 +160,10 @@ class Value:
 
 
 Literal: TypeAlias = int | float | complex | bool | str | sympy.Expr | DType | Device | Token | GraphRef | None
-"""Literals in operands, attributes and annotations, beside values and tuples."""
+"""Literals in operands, attributes and annotations."""
 
 Arg: TypeAlias = "Value | Literal | tuple[Arg, ...]"
-"""An operand or attribute: a value, a literal, or a tuple of those."""
+"""An operand or attribute: a value, a literal, or a tuple of these."""
 
 
 def values_in(arg: Arg) -> Iterator[Value]:
@@ -172,7 +172,7 @@ def values_in(arg: Arg) -> Iterator[Value]:
 
 
 def leaves(arg: object, *kinds: type[T]) -> Iterator[T]:
-    """The items of ``kinds`` in ``arg``, in order, however deep in tuples."""
+    """The items of ``kinds`` in ``arg``, in order, at any depth of tuples."""
     if isinstance(arg, kinds):
         yield arg
     elif isinstance(arg, tuple):
@@ -181,7 +181,7 @@ def leaves(arg: object, *kinds: type[T]) -> Iterator[T]:
 
 
 def map_arg(arg: Arg, twins: Mapping[Value, Arg]) -> Arg:
-    """``arg`` with each value replaced by its twin, where it has one."""
+    """``arg`` with each value replaced by its twin, if it has one."""
     if isinstance(arg, Value):
         return twins.get(arg, arg)
     if isinstance(arg, tuple):

@@ -1,9 +1,9 @@
-"""Which operators there are, and how they are called: a table made of torch's, and what this process knows beyond it.
+"""Known operators and their signatures: a table of torch's operators, and those that this process knows in addition.
 
     (self, other, *, alpha?) -> 1 same: aten.add.Tensor aten.sub.Tensor …
 
 ``operators.txt`` has a line for each signature, and ``any`` before operators without one (``make operators`` writes
-it). Where torch is imported, the frontend's look-up knows custom operators, and the signatures of that release.
+it). Once the frontend is imported, its look-up adds custom operators, and the signatures of the installed torch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["ANY", "Signature", "listed", "register_lookup", "signature_of"]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How an operator is called.
+    """Arguments and results of an operator.
 
     Args:
         positional: names of arguments that may be given by position, in order
-        keywords: names of the others
-        optional: names of those that may be left out
-        results: how many it returns; None where that depends on the call
-        fewer: some results may be missing, as a mask among the arguments says
-        kind: of an elementwise operator: ``same`` keeps floating-point types, ``bool`` answers yes or no, ``shape``
-            does neither. Empty for others, and ``any`` where the arguments are not known
+        keywords: names of keyword-only arguments
+        optional: names of arguments that may be left out
+        results: number of results; None if it depends on the call
+        fewer: true if a mask among the arguments may leave out results
+        kind: kind of an elementwise operator: ``same`` keeps floating-point types, ``bool`` returns booleans,
+            ``shape`` does neither. Empty for other operators; ``any`` if the arguments are unknown
     """
 
     positional: tuple[str, ...] = ()
@@ -63,20 +63,20 @@ class Signature:
 
 
 ANY = Signature(kind="any")
-"""Of an operator that takes and returns anything."""
+"""Signature of an operator that takes and returns anything."""
 
 _lookups: list[Callable[[str], Signature | None]] = []
 _known: dict[str, Signature] = {}
 
 
 def register_lookup(lookup: Callable[[str], Signature | None]) -> None:
-    """Have ``lookup`` asked for the signature of an operator before the table is; None is for one that it lacks."""
+    """Have ``lookup`` asked for signatures before the table. It returns None for an operator that it does not know."""
     _lookups.append(lookup)
     _known.clear()
 
 
 def signature_of(op: str) -> Signature | None:
-    """The signature of ``op``, or None where neither the table nor this process knows it."""
+    """The signature of ``op``, or None if neither the table nor this process knows it."""
     if op not in _known:
         of_table = listed().get(op)
         found = next((signature for lookup in _lookups if (signature := lookup(op)) is not None), of_table)

@@ -1,6 +1,6 @@
-"""The order that a graph's meaning demands: one linear pass that turns data, memory and other effects into edges.
+"""The order that the meaning of a graph requires: one linear pass turns data, memory and other effects into edges.
 
-This is the only place that says what must run before what: the verifier and the passes ask it.
+No other place decides which nodes must run before which: the verifier and the passes use this one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pygraph.waits import WHOLE, Waits
 
 
 def memory_roots(graph: Graph) -> dict[Value, Value]:
-    """For each value, the first value (in program order) of those that share its memory.
+    """For each value, the first value (in program order) that shares its memory.
 
-    Sharing is the closure of the nodes' ``aliases``. Inputs of a graph are taken to be disjoint from each other.
+    Sharing is the closure of the nodes' ``aliases``. Inputs of a graph are assumed to be disjoint.
     """
     from networkx.utils import UnionFind  # takes a while; Inductor imports it, too
 
@@ -41,7 +41,7 @@ def dependences(graph: Graph) -> list[tuple[KernelNode, KernelNode]]:
     nodes that conflict stay in program order. Effects must name existing operands (the verifier's rule ``effects``).
     """
     roots = memory_roots(graph)
-    # reads of memory that nobody writes order nothing: most graphs write little
+    # reads of memory that no node writes add no order: most graphs write little
     written = {roots[node.inputs[position]] for node in graph.nodes for position in node.effects.writes}
     waits: Waits[Value] = Waits()
     edges: list[tuple[KernelNode, KernelNode]] = []

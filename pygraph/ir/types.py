@@ -1,6 +1,6 @@
 """Types of IR values: tensors, host scalars and opaque objects; dtypes, devices and symbolic sizes.
 
-Nothing here knows torch; the frontend translates. Sizes are ints where known and sympy expressions where not.
+Nothing here depends on torch; the frontend translates. Known sizes are ints, others are sympy expressions.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = [
 ]
 
 Dim: TypeAlias = int | sympy.Expr
-"""A size, stride or count: an int where it is known, else a sympy expression over integer symbols."""
+"""A size, stride or count: an int if it is known, else a sympy expression over integer symbols."""
 
 
 @cache
 def symbol(name: str) -> sympy.Symbol:
-    """The integer symbol ``name``; every symbol of the IR is made here, so that equal names are equal symbols."""
+    """The integer symbol ``name``. All symbols of the IR are made here, so that equal names are equal symbols."""
     return sympy.Symbol(name, integer=True)
 
 
 def as_dim(value: object) -> Dim:
-    """``value`` as a dimension: sympy integers become ints. Raises TypeError for what is no integer expression."""
+    """``value`` as a dimension: sympy integers become ints. Raises TypeError unless it is an int or an expression."""
     if isinstance(value, bool):
         raise TypeError(f"a dimension cannot be the bool {value}")
     if isinstance(value, int):
@@ -89,7 +89,7 @@ class DType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a value lives: ``cpu``, ``cuda:0``, … An index of None means the current device of that kind."""
+    """Device of a value: ``cpu``, ``cuda:0``, … An index of None means the current device of that kind."""
 
     kind: str
     index: int | None = None
@@ -105,7 +105,7 @@ class Device:
 
     @property
     def is_host(self) -> bool:
-        """True if values on it are read by the CPU without a copy."""
+        """True if the CPU reads values on it without a copy."""
         return self.kind == "cpu"
 
 
@@ -121,7 +121,7 @@ def contiguous_stride(shape: Iterable[Dim]) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A strided tensor. ``stride`` (elements) is None when row-major contiguous, also if it was spelled out."""
+    """A strided tensor. ``stride`` (elements) is None for row-major strides, also if these were given explicitly."""
 
     dtype: DType
     shape: tuple[Dim, ...]
@@ -144,7 +144,7 @@ class TensorType:
 
     @property
     def strides(self) -> tuple[Dim, ...]:
-        """Strides in elements, spelled out."""
+        """Strides in elements, never None."""
         return contiguous_stride(self.shape) if self.stride is None else self.stride
 
 
@@ -158,7 +158,7 @@ class ScalarType:
 
 @dataclass(frozen=True, slots=True)
 class OpaqueType:
-    """A value that the IR does not look into: a generator, a script object, a token. ``name`` says which."""
+    """A value without further structure in the IR: a generator, a script object, a token. ``name`` states the kind."""
 
     name: str
 

@@ -1,6 +1,6 @@
-"""The verifier of graphs: one table of rules per stage, run in order, first violation raised.
+"""The verifier of graphs: one table of rules per stage, checked in order; the first violation is raised.
 
-Each rule yields ``(node, reason)`` for whatever breaks it; node is None where no single node does.
+Each rule yields ``(node, reason)`` for each violation; node is None if no single node causes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Rule: TypeAlias = Callable[[Graph], Iterator[Violation]]
 
 
 def names(graph: Graph) -> Iterator[Violation]:
-    """Every input and node has a name of its own, by which the graph finds it."""
+    """Every input and node has a unique name, by which the graph finds it."""
     owners: list[KernelNode | Value] = [*graph.inputs, *graph.nodes]
     for owner in owners:
         if graph.owner(owner.name) is not owner:
@@ -40,7 +40,7 @@ def names(graph: Graph) -> Iterator[Violation]:
 
 
 def links(graph: Graph) -> Iterator[Violation]:
-    """Operands belong to the graph; results know their producer; users are exactly who uses a value, and how often."""
+    """Operands belong to the graph; results know their producer; ``users`` lists exactly the users, with use counts."""
     users: dict[Value, Counter[KernelNode]] = {value: Counter() for value in graph.values()}
     for node in graph.nodes:
         if tuple(values_in((*node.args, *node.attrs.values()))) != node.inputs:
@@ -96,7 +96,7 @@ def effects(graph: Graph) -> Iterator[Violation]:
 
 
 def types(graph: Graph) -> Iterator[Violation]:
-    """Sizes are no negative numbers, strides one per size, scalars int, float or bool, names not empty."""
+    """Sizes and strides are not negative, strides are one per size, scalars are int, float or bool, names not empty."""
     for value in graph.values():
         type = value.type
         if isinstance(type, TensorType):
@@ -146,7 +146,7 @@ def subgraphs(graph: Graph) -> Iterator[Violation]:
 
 
 def operators(graph: Graph) -> Iterator[Violation]:
-    """Operators are torch's, or declared by the graph; they are called, and return, as their signatures say."""
+    """Operators are torch's, or declared by the graph; arguments and results match their signatures."""
     for node in graph.nodes:
         signature = signature_of(node.op)
         if signature is None and node.op not in graph.operators:
@@ -208,7 +208,7 @@ def _result_mismatches(node: KernelNode, signature: Signature) -> Iterator[str]:
 
 
 def _broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim | None, ...] | None:
-    """The sizes of an elementwise result, None where they depend on symbols; None if these shapes have none."""
+    """The sizes of an elementwise result, None for a size that depends on symbols; None if shapes do not broadcast."""
     found: list[Dim | None] = []
     for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         wide = {size for size in sizes if size != 1}
@@ -219,7 +219,7 @@ def _broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim | None, ...] | No
 
 
 def _may_be_equal(shape: tuple[Dim, ...], wanted: tuple[Dim | None, ...]) -> bool:
-    """True unless two sizes are different numbers."""
+    """True unless the ranks differ, or two sizes are different numbers."""
     pairs = zip(shape, wanted, strict=False)
     return len(shape) == len(wanted) and not any(
         isinstance(one, int) and isinstance(other, int) and one != other for one, other in pairs
@@ -234,7 +234,7 @@ def _sizes_text(sizes: tuple[Dim | None, ...]) -> str:
 
 
 def judged(graph: Graph) -> Iterator[Violation]:
-    """Every node is judged; one that cannot be captured says why."""
+    """Every node is judged; a node that cannot be captured has a reason."""
     for node in graph.nodes:
         capturable = node.meta.get(CAPTURABLE)
         if capturable is None:
@@ -244,7 +244,7 @@ def judged(graph: Graph) -> Iterator[Violation]:
 
 
 def membership(graph: Graph) -> Iterator[Violation]:
-    """Capturable nodes are in a region, or say why not; of others, only those that a region may call are in one."""
+    """Capturable nodes are in a region or have a reason; of other nodes, only those that regions may call are in one."""
     for node in graph.nodes:
         capturable = node.meta.get(CAPTURABLE)
         region = node.meta.get(REGION)
@@ -271,7 +271,7 @@ def table(graph: Graph) -> Iterator[Violation]:
 
 
 def quotient(graph: Graph) -> Iterator[Violation]:
-    """With each region contracted to one node, the dependences have no cycle. So each region is convex, too."""
+    """With each region contracted to one node, the dependences have no cycle; so each region is convex."""
     needed: dict[int | KernelNode, dict[int | KernelNode, None]] = {unit_of(node): {} for node in graph.nodes}
     for before, node in dependences(graph):
         if unit_of(before) != unit_of(node):
@@ -286,7 +286,7 @@ def quotient(graph: Graph) -> Iterator[Violation]:
 
 
 def parameters(graph: Graph) -> Iterator[Violation]:
-    """Every value that a region takes from outside is a parameter, with a known decision, and nothing else is."""
+    """Parameters of a region are exactly the values that it takes from outside, each with a known decision."""
     outside: dict[int, dict[Value, KernelNode]] = {index: {} for index in graph.regions}
     for node in graph.nodes:
         region = node.meta.get(REGION)
@@ -307,7 +307,7 @@ def parameters(graph: Graph) -> Iterator[Violation]:
 
 
 def selected(graph: Graph) -> Iterator[Violation]:
-    """Every region is selected or not, and says why."""
+    """Every region is selected or not, and has a reason."""
     for index, region in graph.regions.items():
         if region.meta.get(SELECTED) is None or not region.meta.get(REASON):
             yield None, f"region {index} lacks 'selected' or 'reason'"
@@ -322,11 +322,11 @@ _RULES: dict[Stage, tuple[Rule, ...]] = {
     Stage.INDIRECTED: (parameters,),
     Stage.SELECTED: (selected,),
 }
-"""The rules that each stage adds. What held at an earlier stage still holds."""
+"""The rules that each stage adds to those of earlier stages."""
 
 
 def verify(graph: Graph, stage: Stage | None = None) -> None:
-    """Check ``graph`` against the rules of ``stage`` (its own when None), and its subgraphs against those of theirs.
+    """Check ``graph`` against the rules of ``stage`` (its own if None), and its subgraphs against those of their own.
 
     Raises VerifyError for the first rule that is broken, with the first node (in program order) that breaks it.
     """

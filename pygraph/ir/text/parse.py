@@ -1,4 +1,4 @@
-"""``.pgir`` text to graphs. Whatever is wrong with a text is a ParseError that points at the place.
+"""``.pgir`` text to graphs. Any error in a text raises a ParseError that points at the place.
 
     graph    "graph" @name [{settings}] (inputs) { nodes "return" (literals) } ["regions" {…}] ["subgraphs" {…}]
     input    %name : type [{role = word, static, placeholder = word}]
@@ -8,9 +8,9 @@
     type     dtype[sizes]{strides}@device | int | float | bool | int(size) | opaque<"name">
     literal  number | "text" | word | %value | @device | #token | $(size) | graph @name | complex(a, b) | [literals]
 
-The parser descends recursively and adds nodes as it reads them; their operands are resolved at the end, since a text
-that is being debugged may use them before they are defined. Only what no graph could hold is refused here; rules of
-stages are the verifier's.
+The parser descends recursively and adds nodes as it reads them. Operands are resolved at the end, since a text that is
+being debugged may use values before their definition. The parser refuses only text that no graph can represent; the
+verifier checks the rules of stages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from pygraph.text.words import NAME, QUOTED, WORD, unquote
 T = TypeVar("T")
 
 MAX_FUNCTIONS = 128
-"""Within one expression."""
+"""Maximum number of functions within one expression."""
 
 _TOKENS = tokens(
     r"(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
@@ -66,14 +66,14 @@ _STANDARD = {key.name: key for key in (CAPTURABLE, EAGER, REASON, DETAIL, MADE_F
 
 
 def parse_graph(text: str, source: str = "<text>") -> Graph:
-    """The graph written in ``text``. ``source`` names it in errors. Raises ParseError."""
+    """The graph in ``text``. ``source`` names the text in errors. Raises ParseError."""
     parser = _Parser(text, source)
     graph = parser.graph()[1]
     return graph if parser.next.kind == "end" else parser.refuse("the end of the text")
 
 
 def parse_call(text: str) -> Call:
-    """The call written in ``text``, as in a node, whose operands may be calls again. Raises ParseError."""
+    """The call in ``text``, written as in a node; its operands may be calls. Raises ParseError."""
     parser = _Parser(text, "<pattern>")
     call = parser.call()
     return call if parser.next.kind == "end" else parser.refuse("the end of the text")
@@ -98,7 +98,7 @@ class Reference:
 
 
 class _Parser(Reader):
-    """Each method reads what it is named after."""
+    """Parser of ``.pgir`` text. Each method reads the element in its name."""
 
     pattern = _TOKENS
     names = _NAMES
@@ -143,7 +143,7 @@ class _Parser(Reader):
     # -- graphs --------------------------------------------------------------------------------------------------------
 
     def graph(self) -> tuple[Lexeme, Graph]:
-        """A graph, and the key that it has among subgraphs."""
+        """A graph, and its key among subgraphs."""
         key = self.kind("symbol") if self.next.kind == "symbol" else None
         if key is not None:
             self.expect("=")
@@ -162,7 +162,7 @@ class _Parser(Reader):
         self.expect("}")
         for fill in fills:
             fill()
-        graph.operators = declared  # whatever torch knows in this process: a text says the same in each
+        graph.operators = declared  # not those that torch knows here: a text means the same in every process
         graph.set_outputs(self._resolve(graph, tuple(outputs)))
         if self.accept("regions"):
             self.items(lambda: self._region(graph), "{}", separator="")
@@ -228,7 +228,7 @@ class _Parser(Reader):
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _node(self, graph: Graph) -> Callable[[], None]:
-        """Add the node, still without operands; the result sets them."""
+        """Add a node without operands. Returns a function that sets them."""
         target = self.next
         name = self._defined(graph)
         expected = 0 if target.kind == "node" else int(self.kind("int").text) if self.accept(":") else 1
@@ -269,7 +269,7 @@ class _Parser(Reader):
         arguments: Sequence[tuple[Lexeme | None, object]],
         after: Sequence[Lexeme],
     ) -> None:
-        """Set the operands of ``node`` and its order, once all nodes are there."""
+        """Set the operands of ``node`` and its explicit order, once all nodes exist."""
         operands = tuple(self._resolve(graph, value) for key, value in arguments if key is None)
         keyed = [(key, self._resolve(graph, value)) for key, value in arguments[len(operands) :] if key is not None]
         if len(operands) + len(keyed) < len(arguments):
@@ -291,7 +291,7 @@ class _Parser(Reader):
         return None, (operand or self._literal)()
 
     def call(self) -> Call:
-        """A call by itself."""
+        """A call outside of a graph."""
         op, pairs = self._word(), self.items(lambda: self._argument(self._operand), "()")
         args = tuple(value for key, value in pairs if key is None)
         return Call(op, args, self._once((key, value) for key, value in pairs if key is not None))
@@ -324,7 +324,7 @@ class _Parser(Reader):
         return result, self.integer()
 
     def _notes(self, reserved: Sequence[str]) -> tuple[dict[str, Any], Meta]:
-        """Attributes in braces: what bare names in ``reserved`` are given, and the annotations."""
+        """Attributes in braces: values of unquoted names in ``reserved``, and the annotations."""
         pairs = self._optional(self._note)
         self._once(pairs)
         fields, meta = {}, Meta()
@@ -443,7 +443,7 @@ class _Parser(Reader):
         return sympy.Add(*terms)
 
     def _product(self, sign: int) -> sympy.Expr:
-        # in one product, as sympy multiplies a number into a sum where nothing else is with them
+        # in one product: sympy multiplies a number into a sum if these are the only two factors
         factors = [sympy.Integer(-sign if self.accept("-") else sign), self._factor()]
         while True:
             if self.accept("*"):
@@ -451,7 +451,7 @@ class _Parser(Reader):
             elif self.accept("/"):
                 factors.append(sympy.Pow(self._divisor(), -1))
             elif self.next.text.startswith("%"):
-                self.next = self.scan(self.next.start + 1)  # what follows may have been taken for a %value
+                self.next = self.scan(self.next.start + 1)  # the lexer may have read '%' and a name as a %value
                 at = self.next
                 factors = [self._call(at, "Mod", [sympy.Mul(*factors), self._divisor()])]
             else:

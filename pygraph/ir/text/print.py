@@ -1,4 +1,4 @@
-"""Graphs as ``.pgir`` text: the same text for the same graph, always, and one that parses back to an equal graph.
+"""Graphs as ``.pgir`` text: deterministic, and it parses back to an equal graph.
 
 Names are quoted by ``words``, expressions written by ``pygraph.ir.dims``; ``docs/ir.md`` explains the language.
 """
@@ -31,7 +31,7 @@ def print_graph(graph: Graph) -> str:
 
 
 def literal_text(arg: object) -> str:
-    """An operand, attribute or annotation. Raises TypeError for what is none."""
+    """Text of an operand, attribute or annotation. Raises TypeError for any other object."""
     if isinstance(arg, Value):
         return repr(arg)
     if isinstance(arg, tuple):
@@ -59,7 +59,7 @@ def literal_text(arg: object) -> str:
 
 @lru_cache(maxsize=4096)
 def type_text(type: Type) -> str:
-    """A type: ``f32[s0, 16]{16, 1}@cuda:0``, ``int(s0)``, ``opaque<"name">``."""
+    """Text of a type: ``f32[s0, 16]{16, 1}@cuda:0``, ``int(s0)``, ``opaque<"name">``."""
     if isinstance(type, TensorType):
         stride = "" if type.stride is None else f"{{{_dims_text(type.stride)}}}"
         return f"{type.dtype.value}[{_dims_text(type.shape)}]{stride}{_device_text(type.device)}"

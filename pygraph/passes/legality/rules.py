@@ -275,7 +275,7 @@ def _device_copies(node: KernelNode) -> Iterator[Objection]:
 
 
 def _is_folded(node: KernelNode) -> bool:
-    """True for a constant put on a device: Inductor (``DeviceCopy.create``) makes a constant there, and copies nothing."""
+    """True for a constant put on a device: Inductor (``DeviceCopy.create``) makes a constant there, copying nothing."""
     source = node.inputs[0] if base_name(node.op) == "prims.device_put" else None
     if source is None or source.producer is None or source.producer.op != CONSTANT:
         return False

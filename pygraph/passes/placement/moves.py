@@ -133,7 +133,7 @@ class _Mover:
         return all(value.producer in movable for value in node.inputs if isinstance(value.type, TensorType))
 
     def _uses_on_device(self, node: KernelNode, moving: Container[KernelNode]) -> Iterator[bool]:
-        """For each use of ``node``: true if the user runs on the device or moves there, and can take the value there."""
+        """For each use of ``node``: true if the user runs on or moves to the device, and can take the value there."""
         for value in node.outputs:
             for user in value.users:
                 operands = user.inputs if is_copy_in(user, self.target) else host_operands(user, self.target)
