@@ -1,8 +1,8 @@
-"""``pygraph profile``: what a script's calls spend their time on, uncaptured and replayed, by torch.profiler's traces.
+"""``pygraph profile``: causes of the time of a script's calls, uncaptured and replayed, from torch.profiler's traces.
 
-Each run is a process of its own, and one follows the other. In one process, each call would check the guards of both
-programs, and training would go on with what the other run left. As shares are shown and no ratios, drift may pass.
-Figures are medians over calls, so that the few calls in which something else happened decide nothing.
+Each run has its own process, and one follows the other. In one process, each call would check the guards of both
+programs, and training would continue from the state of the other run. Drift matters little, since shares are shown,
+not ratios. Figures are medians over calls, so that a few disturbed calls do not matter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pygraph.report.html import template
 from pygraph.version import __version__
 
 SCHEMA_VERSION = 2
-"""Raised when a key of the JSON is renamed or removed, or its meaning changes."""
+"""Version of the JSON schema, increased when a key is renamed or removed, or its meaning changes."""
 
 REPLAYED = "replayed"
 AUTOGRAD, OPTIMIZER, WAITING, OTHER = "autograd", "optimizer", "waiting", "Python and other"
@@ -45,7 +45,7 @@ _REPLAY = r"graph\d+_\w+\.region(\d+)|captured callable "
 
 
 class Cause(NamedTuple):
-    """Something that host time goes to: the ranges that it is known by, and what it is in words."""
+    """A cause of host time: a pattern of the names of its ranges, and a description."""
 
     ranges: str
     about: str
@@ -68,21 +68,21 @@ CAUSES = {
     ),
     OTHER: Cause(r"(?!)", "the script and all that no range is known of"),
 }
-"""By name. A range has the first cause that its name begins with, or else that of the range around it; inside of the
-optimizer, all but waiting is the optimizer's."""
+"""Causes by name. A range has the first cause whose pattern matches the beginning of its name, or else the cause of the
+enclosing range; inside the optimizer, everything except waiting belongs to the optimizer."""
 
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 _DEVICE = {"kernel": "kernels", "gpu_memcpy": "copies", "gpu_memset": "copies"}
 _ENGINE = "autograd::engine::evaluate_function"
 
 _WAIT = 900.0
-"""Seconds after which a process that does not answer is taken for hung."""
+"""Seconds after which a process that does not answer counts as hung."""
 _DRAWN, _WIDTH = 3, 1100
-"""Calls in the picture, and its width in pixels."""
+"""Number of calls in the picture, and its width in pixels."""
 
 
 class Span(NamedTuple):
-    """A stretch of time in µs, what it went to, and the region whose replay it is part of."""
+    """An interval in µs, its cause, and the region whose replay it belongs to."""
 
     start: float
     end: float
@@ -92,11 +92,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """A trace's times, in µs from the entry of the first call that is profiled until all was done.
+    """Times of a trace, in µs from the entry of the first profiled call to the end of all work.
 
-    ``host`` has no gaps: each moment of the calls with its cause. ``device`` is when the GPU was busy, without
-    overlaps; None without a GPU. ``calls`` are the calls, ``replays`` how many replays there were in all, ``events``
-    the trace's own events meanwhile.
+    ``host`` gives the cause of each moment, without gaps. ``device`` has the intervals in which the GPU was busy,
+    without overlaps; None without a GPU. ``calls`` are the calls, ``replays`` is the total number of replays, and
+    ``events`` has the trace's own events in that time.
     """
 
     calls: tuple[Span, ...]
@@ -107,16 +107,16 @@ class Profile:
 
     @property
     def wall_us(self) -> float:
-        """The time of a call; the median, as all that follow."""
+        """Time of a call, µs: the median over calls, as in the methods below."""
         return statistics.median(call.end - call.start for call in self.calls)
 
     def host_us(self) -> dict[str, float]:
-        """The time of a call by cause. (Medians need not add up.)"""
+        """Host time of a call by cause, µs. (Medians need not add up.)"""
         calls = self._in_calls(self.host)
         return {cause: statistics.median(call[cause] for call in calls) for cause in CAUSES}
 
     def gpu_us(self) -> dict[str, float] | None:
-        """How long the GPU was ``busy`` and ``idle`` in a call; None without a GPU."""
+        """Time of a call in which the GPU was ``busy`` and ``idle``, µs; None without a GPU."""
         if self.device is None:
             return None
         busy = [sum(call.values()) for call in self._in_calls(self.device)]
@@ -124,7 +124,7 @@ class Profile:
         return {"busy": statistics.median(busy), "idle": statistics.median(idle)}
 
     def _in_calls(self, spans: Iterable[Span]) -> list[dict[str, float]]:
-        """The causes of each call's time."""
+        """Time of each call by cause, µs."""
         found: list[dict[str, float]] = [defaultdict(float) for _ in self.calls]
         starts = [call.start for call in self.calls]
         for span in spans:
@@ -136,7 +136,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Run:
-    """A profile, and the µs of a call ``unprofiled``, in calls before it."""
+    """A profile, and the time of a call without the profiler, µs, from calls before it."""
 
     profile: Profile
     unprofiled_us: float
@@ -146,11 +146,11 @@ class Run:
 
 
 def read(trace: Mapping[str, Any], gpu: bool) -> Profile:
-    """The profile of a chrome trace of torch.profiler's, in which ranges called CALL mark the calls, end to end.
+    """The profile of a chrome trace by torch.profiler, in which ranges called CALL mark the calls, end to end.
 
-    Time that the calling thread spends in no range is that of autograd's threads, if one has a range then: a backward
-    on a GPU runs there, and the caller waits. What lies between two nodes of autograd's engine, with nothing else in
-    between, is autograd's. Raises PygraphError if no call is marked.
+    When the calling thread is in no range, the ranges of autograd's threads count: a backward on a GPU runs there, and
+    the caller waits. A gap between two nodes of autograd's engine counts as autograd. Raises PygraphError if no call is
+    marked.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     marks = sorted((event for event in events if event["name"] == CALL), key=lambda event: event["ts"])
@@ -191,7 +191,7 @@ def read(trace: Mapping[str, Any], gpu: bool) -> Profile:
 
 
 def _by_cause(ranges: Iterable[tuple[Span, str]], end: float) -> Iterator[Span]:
-    """The time of one thread from 0 to ``end``, each moment by the innermost of its ``ranges``."""
+    """The time of one thread from 0 to ``end``; the innermost of its ``ranges`` decides each moment."""
     at, nest = 0.0, [Span(0.0, end, OTHER)]
     for span, name in [*sorted(ranges, key=lambda each: (each[0].start, -each[0].end)), (Span(end, end, ""), "")]:
         while len(nest) > 1 and nest[-1].end <= span.start:
@@ -215,7 +215,7 @@ def _cause(name: str, outer: str) -> str:
 
 
 def _disjoint(spans: Iterable[Span]) -> Iterator[Span]:
-    """Their union in order: what several have is the first one's."""
+    """Union of ``spans``, in order; time in several spans counts for the first."""
     at = 0.0
     for span in sorted(spans):
         if span.end > at:
@@ -224,7 +224,7 @@ def _disjoint(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def _first_known(threads: Sequence[Sequence[Span]]) -> Iterator[Span]:
-    """Each moment by the first thread of which a cause is known then."""
+    """Spans that take each moment from the first thread with a known cause then."""
     starts = [[span.start for span in spans] for spans in threads]
     for at, until in itertools.pairwise([*sorted(set(itertools.chain(*starts))), threads[0][-1].end]):
         found = [spans[bisect.bisect(begin, at) - 1] for spans, begin in zip(threads, starts, strict=True)]
@@ -238,8 +238,8 @@ def _first_known(threads: Sequence[Sequence[Span]]) -> Iterator[Span]:
 def measure(script: str, args: Sequence[str], calls: int, step: Callable[[str], None]) -> dict[str, Run]:
     """Run ``script`` with ``args`` twice, and profile ``calls`` of its calls once they are warm.
 
-    It is compiled by PyGraph both times; the first time, no region is captured. ``step`` is told what is being done.
-    Raises PygraphError, with the script's line where that is at fault.
+    PyGraph compiles it both times; the first time, no region is captured. ``step`` is called with the current activity.
+    Raises PygraphError, with the line of the script if the script raised.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     runs = {
@@ -280,20 +280,20 @@ def _run(name: str, spec: Spec, calls: int, folder: Path, step: Callable[[str], 
 
 
 def _told(script: str, answer: Outcome, calls: int, log: str) -> str:
-    """The error, and at which line of the script if it raised there."""
+    """The error, with the line of the script if the script raised it."""
     lines = re.findall(rf'^  File "{re.escape(script)}", line (\d+)', log, re.MULTILINE)
     place = f"{script}:{lines[-1]}" if answer.failure == "failed" and lines else script
     wanted = f"; --calls {calls} takes about {20 + 2 * calls}" if answer.failure == "ended" else ""
     return f"{place}: {answer.error}{wanted}"
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def document(script: str, args: Sequence[str], runs: Mapping[str, Run]) -> dict[str, Any]:
     """``{schema, pygraph, torch, script, args, calls, runs}``. A run is ``{wall_us, unprofiled_us, host_us, gpu_us,
-    replays}`` of a call: ``host_us`` by cause, ``gpu_us`` ``{busy, idle}``, or null without a GPU. Times are medians
-    over calls, but for ``unprofiled_us``, which is that of a block of calls."""
+    replays}`` per call: ``host_us`` by cause; ``gpu_us`` is ``{busy, idle}``, or null without a GPU. Times are medians
+    over calls, except ``unprofiled_us``, which is the mean of a block of calls."""
     return {
         "schema": SCHEMA_VERSION,
         "pygraph": __version__,
@@ -315,7 +315,7 @@ def document(script: str, args: Sequence[str], runs: Mapping[str, Run]) -> dict[
 
 
 def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A name, and what each run of a document has under it: µs of a call, and that as a share of a whole call."""
+    """Rows of a document: a name, then for each run the time of a call in µs, and its share of the whole call."""
     runs = told["runs"].values()
 
     def row(name: str, values: Iterable[float]) -> tuple[str, ...]:
@@ -342,7 +342,7 @@ def notes(told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def table(told: Mapping[str, Any]) -> Table:
-    """The rows of a document for a terminal."""
+    """Table of the rows of a document, for a terminal."""
     shown = Table("host time, median µs of a call", box=None, padding=(0, 2, 0, 0))
     for name in told["runs"]:
         shown.add_column(name, justify="right")
@@ -353,7 +353,7 @@ def table(told: Mapping[str, Any]) -> Table:
 
 
 def page(told: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
-    """One self-contained page: the rows of a document, and a few calls of each run to one scale."""
+    """Self-contained page: the rows of a document, and a few calls of each run at the same scale."""
     drawn = {}
     for name, run in runs.items():
         calls = run.profile.calls
@@ -384,7 +384,7 @@ def page(told: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
 
 
 def _lane(spans: Sequence[Span], calls: Sequence[Span], scale: float) -> list[tuple[int, int, str, int | None]]:
-    """The x and width in pixels, cause and region of each box. A pixel belongs to what there was in its middle."""
+    """The x and width in pixels, cause and region of each box. The span at its middle decides the box of a pixel."""
     starts = [span.start for span in spans]
 
     def what(x: int) -> tuple[str, int | None]:
@@ -401,8 +401,8 @@ _OWN_THREADS = ("calls", "causes", "GPU")
 
 
 def timeline(runs: Mapping[str, Run]) -> dict[str, Any]:
-    """A trace for Perfetto or chrome://tracing: a process for each run, which begin at the same time. It has the calls,
-    the causes, when the GPU was busy, and all ranges, kernels and copies of torch.profiler's traces."""
+    """A trace for Perfetto or chrome://tracing, with a process for each run; all begin at the same time. It has the
+    calls, the causes, the GPU's busy times, and all ranges, kernels and copies of torch.profiler's traces."""
     return {"traceEvents": [event for pid, item in enumerate(runs.items(), 1) for event in _events(pid, *item)]}
 
 

@@ -1,4 +1,4 @@
-"""Comparison of a side with eager: results kept while it runs, compared afterwards.
+"""Comparison of a side with eager: its results are kept while it runs, and compared afterwards.
 
 A difference is relative to the largest magnitude of the reference, tensor by tensor.
 """
@@ -20,14 +20,14 @@ Results = Mapping[int, list[torch.Tensor]]
 
 
 def save(path: Path, results: Results) -> None:
-    """Put ``results`` into a file at once: a process that is ended meanwhile leaves no half of it."""
+    """Write ``results`` to a file atomically: a process that is killed meanwhile leaves no partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(results, path.with_suffix(".part"))
     os.replace(path.with_suffix(".part"), path)
 
 
 def tensors_of(result: Any) -> Iterator[torch.Tensor]:
-    """The tensors and numbers of nested lists, tuples and mappings, in order; anything else holds none."""
+    """The tensors and numbers in nested lists, tuples and mappings, in order; other objects are ignored."""
     if isinstance(result, torch.Tensor):
         yield result
     elif isinstance(result, (bool, int, float)):
@@ -41,10 +41,10 @@ def tensors_of(result: Any) -> Iterator[torch.Tensor]:
 
 
 def difference(reference: Results, other: Results) -> float | None:
-    """The largest relative difference of all calls that the reference has; infinite where anything cannot be compared.
+    """The largest relative difference over all calls of the reference; infinite if results cannot be compared.
 
-    That is: a call or a tensor is missing, sizes or dtypes differ, or NaNs and infinities are in other places. None
-    where the reference holds no number at all, so that equality would say nothing.
+    That is the case if a call or a tensor is missing, sizes or dtypes differ, or NaNs or infinities are elsewhere.
+    None if the reference has no numbers, so that equality would mean nothing.
     """
     if not any(tensor.numel() for tensors in reference.values() for tensor in tensors):
         return None
@@ -69,7 +69,7 @@ def _apart(reference: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """As floats, whole and complex numbers too."""
+    """``tensor`` as real floating-point numbers, also if it is integral or complex."""
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     return tensor if tensor.is_floating_point() else tensor.double()

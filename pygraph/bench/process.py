@@ -1,4 +1,4 @@
-"""The coordinator's end of a side's process: start it, tell it what to do, wait for its answers, end it in any case.
+"""The coordinator's end of a side's process: start it, send commands, wait for answers, end it in any case.
 
 A command is a line of JSON on the process's stdin, an answer a line on its stdout::
 
@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 CALL = "pygraph call"
-"""The mark of each profiled call in a trace, from its entry to the next one's."""
+"""Name of the range of each profiled call in a trace, from its entry to the entry of the next call."""
 _TOLD = 1500
-"""Characters of what a process that died had printed."""
+"""Maximum number of characters shown of the output of a process that died."""
 _PATIENCE, _KILLED = 2.0, 30.0
-"""Seconds that a process may take to end by itself once it has failed or closed its pipe, and once it was killed: what
-it has on a GPU takes a while to be taken down."""
+"""Seconds that a process may take to end once it has failed or closed its pipe, and once it was killed: freeing its
+resources on a GPU takes a while."""
 
 
 @dataclass(frozen=True)
 class Spec:
     """The work of a process. ``runner`` (``module:function``) runs ``program`` with ``args`` as ``side`` on ``device``.
 
-    ``result`` is the file for results that are compared. ``check``: the process only computes them, and Inductor draws
+    ``result`` is the file for results to compare. ``check``: the process only computes results, and Inductor draws
     random numbers as eager does.
     """
 
@@ -48,11 +48,11 @@ class Spec:
 
 @dataclass
 class Outcome:
-    """The outcome of a command, or of a whole side: ``facts`` that were found, or ``failure`` and, in words, ``error``.
+    """The outcome of a command, or of a whole side: ``facts``, or a ``failure`` and the ``error`` in words.
 
     A failure is ``failed`` (it raised), ``inapplicable`` (the side cannot run this program: the exception had that as
-    ``failure``), ``ended`` (a script came to its end), ``died``, ``late`` (no answer in time) or ``wrong`` (a side:
-    its results are too far from eager's). ``difference`` is that from eager's, relative to their largest magnitude.
+    ``failure``), ``ended`` (a script came to its end), ``died``, ``late`` (no answer in time) or ``wrong`` (results of
+    a side are too far from eager's). ``difference`` from eager's results is relative to their largest magnitude.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -62,26 +62,26 @@ class Outcome:
 
 
 class Process:
-    """A process in a session of its own, so that its helpers end with it. Times are those of ``time.monotonic``."""
+    """A process in its own process session, so that its helpers end with it. Times are those of ``time.monotonic``."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self._log = log
         pipe = subprocess.PIPE
-        with open(log, "wb") as err:  # unbuffered, so that the pipe is ready whenever an answer is there
+        with open(log, "wb") as err:  # unbuffered, so that select() sees each answer
             self._process = subprocess.Popen(
                 command, env=environ, bufsize=0, stdin=pipe, stdout=pipe, stderr=err, start_new_session=True
             )
         self._commands, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
     def tell(self, does: str, **more: Any) -> None:
-        """Give it a command; its answer is to be waited for."""
+        """Send a command; the caller must then wait for the answer."""
         with contextlib.suppress(BrokenPipeError):  # it has ended already, and answer() says how
             self._commands.write((json.dumps({"do": does, **more}) + "\n").encode())
 
     def answer(self, until: float) -> Outcome:
-        """Its next answer. One that fails, or does not come, ends the process.
+        """Wait for the next answer. If it is a failure, or does not come, the process is ended.
 
-        The first one comes untold, once it has imported what it needs.
+        The first answer needs no command: it comes once the process has imported its modules.
         """
         if not select.select([self._answers], [], [], _left(until, 1e6))[0]:
             self.kill()
@@ -96,13 +96,13 @@ class Process:
         return found
 
     def move(self, cores: Collection[int]) -> None:
-        """Have its threads run on ``cores``; what it has started stays where it is."""
+        """Move its threads to ``cores``; processes that it has started stay where they are."""
         for thread in Path(f"/proc/{self._process.pid}/task").glob("*"):
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.sched_setaffinity(int(thread.name), cores)
 
     def end(self, until: float) -> None:
-        """End it and whatever it started; for a moment, and before ``until``, it may do so itself."""
+        """End it and all processes that it started. It has a short time before ``until`` to end by itself."""
         with contextlib.suppress(OSError):
             self._commands.close()
         self._wait(_left(until, _PATIENCE))
@@ -110,7 +110,7 @@ class Process:
         self._wait(max(_left(until, _KILLED), 1.0))
 
     def kill(self) -> None:
-        """Kill it and whatever it started, without waiting until they are gone."""
+        """Kill it and all processes that it started, without waiting for their end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -126,12 +126,12 @@ class Process:
 
 
 def _left(until: float, most: float) -> float:
-    """The seconds until then, ``most`` at most, and none once it has passed."""
+    """Seconds until ``until``: at most ``most``, and 0 once it has passed."""
     return min(max(until - time.monotonic(), 0.0), most)
 
 
 def gist(error: str) -> str:
-    """The line of ``error`` that says most: an exception's first; the last of a traceback or of a process's output."""
+    """The most informative line of ``error``: the first of an exception; the last of a traceback or process output."""
     lines = error.strip().splitlines() or [""]
     told = lines[0].startswith(("Traceback", "it ended with ", "it closed its pipe"))
     return lines[-1 if told else 0]

@@ -1,4 +1,4 @@
-"""A document of results as a page of Markdown, and where both are written."""
+"""A document of results as a page of Markdown, and the files of both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_all(folder: Path, found: Document, more: Mapping[str, Iterable[str]] |
 
 
 def page(found: Document, more: Mapping[str, Iterable[str]] | None = None) -> str:
-    """The page. ``more`` are lines of further sections by title."""
+    """The page in Markdown. ``more`` has the lines of further sections, by title."""
     rows = found["workloads"]
     wrong = [
         f"- **{name}, {side}**: {each['error']}. No speed-up is given."

@@ -1,7 +1,7 @@
-"""The document of a benchmark: medians, ratios within rounds with their intervals, and what went wrong.
+"""The document of a benchmark: medians, ratios within rounds with their intervals, and failures.
 
-The rule: no ratio of or over a side that failed, or whose results are not known to be eager's. The page reads this
-document, and nothing else.
+The rule: no ratio includes a side that failed, or whose results are not known to equal eager's. The page uses only
+this document.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from pygraph.runtime.identity import kernel_driver
 
 Document = Mapping[str, Any]
 SCHEMA = 2
-"""Raised when a key is renamed or removed, or its meaning changes."""
+"""Version of the schema, increased when a key is renamed or removed, or its meaning changes."""
 LEVEL = 0.95
-"""How sure an interval is, where there are enough rounds."""
+"""Confidence level of an interval, if there are enough rounds."""
 
 _TIMES = ("wall_us", "host_us")
 _MEMORY = ("capturing_peak_bytes", "peak_bytes", "reserved_bytes")
-"""Peaks of allocated memory, over the calls that capture and over calls that replay; what the process holds."""
+"""Peaks of allocated memory, during calls that capture and during calls that replay; memory reserved by the process."""
 _STATUS = {"inapplicable": "does not apply", "late": "left out", "wrong": "wrong"}
 
 
 def document(about: Document, settings: Document, rows: Document, left_out: Document, skipped: Document) -> Document:
-    """``about`` the machine, how it was measured, a row for each program, and reasons for programs without one."""
+    """The document: ``about`` the machine, settings, a row for each program, and reasons for programs without a row."""
     head = {"schema": SCHEMA, "pygraph": __version__, "machine": about, "settings": settings}
     return {**head, "workloads": rows, "left_out": left_out, "skipped": skipped}
 
 
 def write(path: Path, found: Document) -> None:
-    """Replace the file at once: whoever reads it never finds half of it. Raises OSError."""
+    """Replace the file atomically: a reader never finds a partial file. Raises OSError."""
     write_atomically(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
@@ -80,7 +80,7 @@ def _side(side: str, outcome: Outcome, found: Measured) -> dict[str, Any]:
 
 
 def _ratios(side: str, sides: Document, found: Measured) -> dict[str, Any]:
-    """Ratios of a side to PyGraph: above 1, PyGraph takes less."""
+    """Ratios of a side to PyGraph: above 1, PyGraph takes less time or memory."""
     row: dict[str, Any] = {}
     for key in _TIMES:
         ratios = [rows[side][key] / rows[OURS][key] for rows in found.rounds if side in rows and OURS in rows]
@@ -96,10 +96,10 @@ def _ratios(side: str, sides: Document, found: Measured) -> dict[str, Any]:
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """An interval for the median of what ``samples`` are drawn from, and how sure it is, whatever their distribution.
+    """A confidence interval for the median of the samples' distribution, whatever that is, and its confidence.
 
-    The k-th smallest and the k-th largest enclose the median with a probability of 1 - 2·P(B < k), B binomial with n
-    tries of ½. The narrowest interval that reaches ``LEVEL`` is taken; with fewer than six samples, the whole range.
+    The k-th smallest and k-th largest sample enclose the median with probability 1 - 2·P(B < k), B binomial with n
+    trials of ½. The narrowest interval that reaches ``LEVEL`` is returned; with fewer than six samples, the whole range.
     """
     ordered, count = sorted(samples), len(samples)
     chosen, tail = 1, 0.5**count
@@ -113,7 +113,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The machine that the benchmark runs on: GPU, driver, versions, date."""
+    """Description of this machine: GPU, driver, versions, date."""
     import torch
 
     found = {

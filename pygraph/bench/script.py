@@ -1,7 +1,7 @@
-"""A user's script as a side: torch.compile compiles in the side's way, and the process waits where blocks end.
+"""A user's script as a side: torch.compile compiles as the side does, and the process waits between blocks.
 
-A call that counts is one of an outermost compiled callable, from its entry to the next one's entry: all that the
-script does in between is timed with it.
+A timed call is a call of an outermost compiled callable, from its entry to the entry of the next such call: the time
+includes all code of the script in between.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_script(spec: Spec, serving: Serving) -> Callable[[], None]:
 
 
 class Gate:
-    """Stands in for torch.compile and pygraph.graph, and before every call of what they returned, however it is made.
+    """Replaces torch.compile and pygraph.graph, and intercepts every call of their results, however it is made.
 
     ``made`` counts these calls.
     """
@@ -60,11 +60,11 @@ class Gate:
         self._side, self._serving = side, serving
         self.made = 0
         self._inside = False
-        self._calls = itertools.chain([True], serving.calls)  # it was told to go before the script began
+        self._calls = itertools.chain([True], serving.calls)  # the command for the first call came before the script
         self._compile, self._graph = torch.compile, pygraph.graph
 
     def compile(self, model: Any = None, **given: Any) -> Any:
-        """As torch.compile, a decorator without ``model``; backend, mode and options are the side's."""
+        """``torch.compile`` with the side's backend, mode and options; a decorator without ``model``."""
         if model is None:
             return functools.partial(self.compile, **given)
         if given.get("disable"):
@@ -74,7 +74,7 @@ class Gate:
         return _Gated(model, compiled, self) if isinstance(model, nn.Module) else self._gated(model, compiled)
 
     def graph(self, function: Callable[..., Any] | None = None, **given: Any) -> Any:
-        """As pygraph.graph, a decorator without ``function``; on another side, the callable itself."""
+        """``pygraph.graph``, a decorator without ``function``; on other sides, the callable runs unchanged."""
         if function is None:
             return functools.partial(self.graph, **given)
         return self._gated(function, self._graph(function, **given) if self._side == OURS else function)
@@ -89,7 +89,7 @@ class Gate:
         return call
 
     def call(self, compiled: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call ``compiled``, which is an outermost call unless it comes from within another one."""
+        """Call ``compiled``. The call is an outermost one unless it is made within another call."""
         if self._inside:
             return compiled(*args, **kwargs)
         keep = next(self._calls, None)
@@ -108,7 +108,7 @@ class Gate:
 
 
 class _Gated(nn.Module):
-    """The result of torch.compile for a module: the module itself to whoever looks, compiled to whoever calls it."""
+    """The result of torch.compile for a module: attributes are those of the module, calls run the compiled one."""
 
     def __init__(self, module: nn.Module, compiled: Callable[..., Any], gate: Gate) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _Gated(nn.Module):
         object.__setattr__(self, "_gate", gate)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call the compiled module."""
         return self(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

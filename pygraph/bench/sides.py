@@ -10,23 +10,23 @@ from typing import Any
 from pygraph.passes.pipeline import nearest
 
 REFERENCE = "eager"
-"""The side whose results are right."""
+"""The side whose results are the reference."""
 OURS = "pygraph"
-"""The side that every other one is compared with in time and memory."""
+"""The side with which all others are compared in time and memory."""
 PROGRAM_ORDER = "program-order"
-"""PyGraph whose replays keep the program's order of launches."""
+"""PyGraph with replays in program order."""
 MEASURED_COLLECTIVES = "measured-collectives"
-"""PyGraph with collectives captured, once all ranks have measured that no slower."""
+"""PyGraph with captured collectives, once all ranks have measured that this is no slower."""
 UNCAPTURED = "uncaptured"
-"""PyGraph's program without any region: for profiles, and no side of a benchmark."""
+"""PyGraph's program without regions: for profiles, not a side of a benchmark."""
 BASELINES = ("default", "reduce-overhead")
-"""The sides that a user has without PyGraph by an argument of torch.compile."""
+"""Sides that torch.compile offers without PyGraph."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """``arguments`` returns those of torch.compile; None: it does not compile. ``cuda``: it needs a GPU. ``asked``: it
-    is measured only where it is named."""
+    """A way of compiling. ``arguments`` returns the arguments of torch.compile; None: do not compile. ``cuda``: it
+    needs a GPU. ``asked``: it is measured only if the user names it."""
 
     name: str
     arguments: Callable[[], Mapping[str, Any]] | None = None
@@ -35,14 +35,14 @@ class Side:
 
 
 def _ours(**options: Any) -> Mapping[str, Any]:
-    """Decisions of earlier processes are not used: each benchmark decides anew."""
+    """PyGraph's arguments. Each benchmark decides anew, without the decisions of earlier processes."""
     from pygraph.backend import pygraph  # the function itself: the entry point may not be installed
 
     return {"backend": pygraph, "options": {"cache_dir": None, **options}}
 
 
 def _uncaptured() -> Mapping[str, Any]:
-    """As ours, and no region is planned."""
+    """PyGraph's arguments, with a pipeline that plans no region."""
     from pygraph.passes.partitioning import Partitioning
     from pygraph.passes.pipeline import parse_pipeline
     from pygraph.settings import Settings
@@ -63,14 +63,13 @@ SIDES: dict[str, Side] = {
         Side(OURS, _ours),
     )
 }
-"""The sides that any program has, by name, in the order in which they are shown."""
+"""The sides of any program, by name, in the order of display."""
 
 
 def sides_for(names: Sequence[str], device: str, known: Mapping[str, Side] = SIDES) -> tuple[str, ...]:
-    """The sides of ``known`` that are asked for (all but ``asked`` ones, if none is named) and that ``device`` has, the
-    reference too.
+    """The requested sides of ``known`` (default: all except ``asked`` ones) that run on ``device``, and the reference.
 
-    Raises ValueError for a name that is not known, or that needs another device.
+    Raises ValueError for a name that is unknown, or that needs another device.
     """
     for name in names:
         if name not in known:
@@ -82,9 +81,9 @@ def sides_for(names: Sequence[str], device: str, known: Mapping[str, Side] = SID
 
 
 def compile_as(name: str, target: Any, compile: Callable[..., Any] | None = None, **given: Any) -> Any:
-    """``target`` compiled in a side's way. ``given`` are arguments of torch.compile that the program itself has.
+    """``target`` compiled as the side ``name`` does. ``given`` are the program's own arguments of torch.compile.
 
-    ``compile`` is torch.compile, where something else goes by its name.
+    ``compile`` is the original torch.compile, if its name is patched.
     """
     import torch
 

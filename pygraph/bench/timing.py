@@ -1,10 +1,10 @@
-"""Measures one program: results of all sides compared, then blocks of calls interleaved, one side running at a time.
+"""Measures a program: compares results of all sides, then interleaves blocks of calls; one side runs at a time.
 
-check    (programs that draw random numbers) results computed in processes of their own, in which Inductor draws as
-         eager does
-compile  one side by itself, which times kernels; then the others at once
-warm     one side after the other; its results are compared with eager's, and one that differs is ended
-blocks   rounds of one block of each side, in an order drawn anew
+check    (programs that draw random numbers) compute results in separate processes, in which Inductor draws as eager
+         does
+compile  one side alone, since it times kernels; then the others at the same time
+warm     one side after the other; results are compared with eager's, and a side that differs is ended
+blocks   rounds of one block of each side, in a new random order
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from pygraph.bench.process import Outcome, Process, Spec
 from pygraph.bench.sides import REFERENCE
 
 CALLS_COMPARED = 7
-"""Calls whose results are compared at least. By the fourth, each side has captured what is the same in each call."""
+"""Minimum number of calls whose results are compared. By the fourth, sides have captured whatever repeats."""
 LEAD_CALLS = 3
-"""Calls at the beginning of a block that do not count."""
+"""Untimed calls at the beginning of a block."""
 FEWEST_ROUNDS = 3
-"""Rounds that are run whatever the program's share of time."""
+"""Number of rounds that run regardless of the program's share of time."""
 _SHORTEST_BLOCK_US, _MOST_CALLS = 20_000.0, 4000
-"""A block is no shorter, since draining takes some 10 µs, but has no more calls."""
+"""Minimum length of a block in µs, since draining takes some 10 µs, and maximum number of calls."""
 _WARM_SECONDS = 0.2
-"""Calls go on for this long before the first block, so that the clocks of the GPU are up."""
+"""Seconds of calls before the first block, so that the clocks of the GPU rise."""
 _COMPILING_PART = 0.7
-"""Part of the time left in which programs that compile at once have to be done: a slow one is left out, or it takes
-the time of the others."""
+"""Fraction of the remaining time in which programs that compile together must finish: a slower one is left out, so that
+it does not take the time of the others."""
 _COMPILING, _STALLED = 900.0, 240.0
-"""Seconds after which a process that compiles, or that runs, is taken for hung."""
+"""Seconds after which a process that compiles, or that runs, counts as hung."""
 _FAREWELL = 2.0
-"""Seconds for a block to end, and for telling what was captured, when time is up: else what was measured is lost."""
+"""Seconds for a block to end, and for the report of captures, when time is up: else measurements would be lost."""
 
 
 @dataclass(frozen=True)
 class Program:
     """A program, run on each of ``sides``: ``runner`` (``module:function``) with ``path`` and ``args``, see ``Spec``.
 
-    ``about`` goes into the document. ``tolerance`` bounds how far results may be from eager's, relative to their
-    largest magnitude. The results of the first ``compared`` calls are compared, ``apart``, in processes of their own,
-    if it draws random numbers. A block has a multiple of ``calls`` calls; exactly so many if the program is ``finite``,
-    that is, ends by itself.
+    ``about`` goes into the document. ``tolerance`` bounds the difference of results from eager's, relative to their
+    largest magnitude. The results of the first ``compared`` calls are compared; ``apart``: in separate processes, for
+    programs that draw random numbers. A block has a multiple of ``calls`` calls; exactly ``calls`` if the program is
+    ``finite``, that is, ends by itself.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Program:
 
 @dataclass
 class Measured:
-    """All that was found of a program: sides, calls of a block, the blocks of each round by side, and notes."""
+    """All measurements of a program: sides, calls per block, the blocks of each round by side, and notes."""
 
     sides: dict[str, Outcome]
     calls: int = 0
@@ -78,7 +78,7 @@ class Measured:
 
 
 class Group:
-    """The processes of a program's sides, in which it is checked or timed: those alive, and what became of all."""
+    """The processes of a program's sides, for a check or for timing: live ones, and the outcomes of all."""
 
     def __init__(self, bench: Bench, program: Program, end: float, *, check: bool = False) -> None:
         self.outcomes = {side: Outcome() for side in program.sides}
@@ -101,11 +101,11 @@ class Group:
         return Process([*bench.command, json.dumps(asdict(spec))], environ, result.with_suffix(".log"))
 
     def result(self, side: str) -> Path:
-        """The file of results to be compared."""
+        """File of the results of ``side`` for comparison."""
         return self._bench.folder.absolute() / self._program.name / side / ("check.pt" if self._check else "time.pt")
 
     def note(self, side: str, answer: Outcome) -> None:
-        """Take in an answer; a side that failed is no longer alive."""
+        """Record an answer; a side that failed is no longer alive."""
         outcome = self.outcomes[side]
         outcome.facts.update(answer.facts)
         outcome.difference = answer.difference if outcome.difference is None else outcome.difference
@@ -114,8 +114,8 @@ class Group:
             del self.alive[side]
 
     def together(self, limit: float, sides: Sequence[str], does: str, **more: Any) -> None:
-        """Have ``sides`` do something at the same time, for ``limit`` seconds at most; to be ``ready``, that is, to
-        have imported all, they need no telling."""
+        """Have ``sides`` execute a command at the same time, in ``limit`` seconds at most. ``ready`` sends no command:
+        it waits until all have imported their modules."""
         until = self.within(limit, _FAREWELL if does == "finish" else 0.0)
         asked = [(side, self.alive[side]) for side in sides if side in self.alive]
         for _, process in asked if does != "ready" else ():
@@ -124,7 +124,7 @@ class Group:
             self.note(side, process.answer(until))
 
     def compare(self, side: str) -> Outcome:
-        """How far the results of ``side`` are from eager's, and a failure if that is too far."""
+        """Difference of the results of ``side`` from eager's, and a failure if it exceeds the tolerance."""
         import torch
 
         from pygraph.bench.compare import difference
@@ -140,14 +140,14 @@ class Group:
         return Outcome({}, "wrong", told, apart if math.isfinite(apart) else None)
 
     def within(self, seconds: float, grace: float = 0.0) -> float:
-        """The time in ``seconds``, or when all has to end; in ``grace`` seconds at the earliest."""
+        """The time in ``seconds``, but no later than ``end``; in ``grace`` seconds at the earliest."""
         return max(min(self.end, time.monotonic() + seconds), time.monotonic() + grace)
 
     def __enter__(self) -> Group:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill all at once, since to take down what a process has on a GPU takes a second; then wait for them."""
+        """Kill all processes at once, since each takes a second to free its GPU resources; then wait for them."""
         processes, self._all = self._all, ()
         for process in processes:
             process.kill()
@@ -159,8 +159,8 @@ class Group:
 class Bench:
     """Measures programs on ``device``, with ``blocks`` rounds in an order drawn from ``seed``.
 
-    ``folder`` holds caches, results and logs, by program and side. ``command`` makes the command line of a process;
-    ``step`` is told what is being done. Before a program is timed, its processes move to ``cores``, if there are any.
+    ``folder`` holds caches, results and logs, by program and side. ``command`` begins the command line of a process;
+    ``step`` is called with the current activity. Before timing, processes of a program move to ``cores``, if given.
     """
 
     folder: Path
@@ -172,12 +172,12 @@ class Bench:
     cores: Collection[int] = ()
 
     def measure(self, program: Program, end: float, share: float = math.inf) -> Measured:
-        """Measure ``program`` until ``end`` (of ``time.monotonic``) at most; its ``share`` of time ends before that."""
+        """Measure ``program`` until ``end``, by ``time.monotonic``. Rounds after FEWEST_ROUNDS begin before ``share``."""
         return next(self.measure_all([program], end, share))
 
     def measure_all(self, programs: Sequence[Program], end: float, share: float = math.inf) -> Iterator[Measured]:
-        """Measure ``programs`` as ``measure`` does. All compile at once; then one is timed after the other, while the
-        processes of those to come hold their memory. One that takes most of the time to compile is left out."""
+        """Measure ``programs`` as ``measure`` does. All compile at the same time; then they are timed one by one, while
+        processes of later programs hold their memory. A program that compiles for most of the time is left out."""
         with ThreadPoolExecutor(len(programs)) as pool, ExitStack() as alive:
             groups = [alive.enter_context(Group(self, program, end)) for program in programs]
             if len(groups) > 1:
@@ -213,7 +213,7 @@ class Bench:
         return found
 
     def _check(self, program: Program, group: Group) -> None:
-        """Compare results computed with Inductor drawing as eager does; sides that fail here are not timed."""
+        """Compare results of processes in which Inductor draws as eager does; sides that fail here are not timed."""
         self.step(f"{program.name}: comparing results")
         with Group(self, program, group.end, check=True) as checking:
             checking.together(_COMPILING, program.sides, "ready")
@@ -249,7 +249,7 @@ class Bench:
 
 
 def block_calls(calls: int, slowest_us: float) -> int:
-    """The calls of a block: a multiple of ``calls``, so that no block is much shorter than 20 ms."""
+    """Number of calls of a block: a multiple of ``calls``, so that no block is much shorter than 20 ms."""
     if slowest_us <= 0 or calls * slowest_us >= _SHORTEST_BLOCK_US:
         return calls
     return calls * max(min(math.ceil(_SHORTEST_BLOCK_US / (calls * slowest_us)), _MOST_CALLS // calls), 1)

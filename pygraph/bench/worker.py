@@ -1,7 +1,7 @@
 """The process of one side: ``python -m pygraph.bench.worker SPEC``, commands on stdin, answers on stdout.
 
-It imports what it needs, opens the GPU, and says that it is ready; until it is told to compile, it does nothing there.
-What the program prints goes to stderr. The program asks ``Serving.calls`` before each call, which is where it waits.
+It imports its modules, opens the GPU, and answers that it is ready; it does nothing more before the command to compile.
+Output of the program goes to stderr. The program advances ``Serving.calls`` before each call, and waits there.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pygraph.report.facts import summarize
 from pygraph.runtime.native_build import waiting_for_builds
 
 _PARENT_SECONDS = 0.5
-"""Between two looks whether the coordinator is still there: a thread that sleeps disturbs nothing."""
+"""Seconds between checks that the coordinator is still alive, in a thread that otherwise sleeps."""
 _SETTLING_SECONDS, _BETWEEN_LOOKS = 15.0, 10
-"""How long warming up goes on where orders of launches are not decided, and calls between two looks at that."""
+"""Further seconds of warm-up while orders of launches are undecided, and number of calls between checks of that."""
 _ROOM = 64 * 2**20
-"""Bytes of results kept beyond those of the first and of the last call."""
+"""Bytes of results after which only those of the last compared call are kept."""
 _MEMORY_CALLS = 3
-"""Calls over which the peak of memory is taken."""
+"""Number of calls over which peak memory is measured."""
 
 Steps = Generator[bool, None, dict[str, Any]]
 
@@ -45,8 +45,8 @@ Steps = Generator[bool, None, dict[str, Any]]
 class Serving:
     """Answers commands read from ``commands`` on ``answers``. The program advances ``calls`` before each of its calls.
 
-    ``calls`` yields whether the result of the call is to be kept (``keep``), waits in ``next`` while other sides run,
-    and ends when the process is to end.
+    ``calls`` yields true if the program must keep the result of the call (``keep``), waits in ``next`` while other
+    sides run, and ends when the process must end.
     """
 
     def __init__(self, commands: IO[str], answers: IO[str], spec: Spec) -> None:
@@ -58,17 +58,17 @@ class Serving:
         self.calls: Iterator[bool] = self._serve()
 
     def keep(self, result: Any) -> None:
-        """Keep a copy of the result of the call that was made last, on the CPU."""
+        """Keep a copy of the result of the latest call, on the CPU."""
         self._kept[self.made] = [tensor.detach().cpu().clone() for tensor in tensors_of(result)]
 
     def save(self) -> None:
-        """Write the results that were kept, if any were since the last time."""
+        """Write the results kept since the last time, if any."""
         if self._kept and self._result:
             save(Path(self._result), self._kept)
             self._kept = {}
 
     def answer(self, facts: dict[str, Any], failure: str | None = None, error: str = "") -> None:
-        """Answer the last command; with a ``failure``, nothing more will be done."""
+        """Answer the last command; after a ``failure``, the process does nothing more."""
         self._answers.write(json.dumps({"facts": facts, "failure": failure, "error": error}) + "\n")
         self._answers.flush()
 
@@ -88,13 +88,13 @@ class Serving:
         yield keep
 
     def _compile(self) -> Steps:
-        """The first call."""
+        """Make the first call."""
         yield from self._call(True)
         self._drain()
         return {}
 
     def _warm(self, calls: int, seconds: float) -> Steps:
-        """``calls`` in all, and more until ``seconds`` have passed and orders are decided; then memory."""
+        """Make ``calls`` in all, and more until ``seconds`` have passed and orders are decided; then measure memory."""
         self._tidy()
         while self.made < calls:
             room = sum(tensor.nbytes for kept in self._kept.values() for tensor in kept) < _ROOM
@@ -103,7 +103,7 @@ class Serving:
         self.save()
         end = time.perf_counter() + seconds
         while time.perf_counter() < end + (_SETTLING_SECONDS if self._settles and settling() else 0.0):
-            for _ in range(_BETWEEN_LOOKS):  # not drained, since a measurement that is under way would see it
+            for _ in range(_BETWEEN_LOOKS):  # not drained, which would disturb a running measurement
                 yield from self._call()
         capturing_peak = torch.cuda.max_memory_allocated() if self._gpu else 0
         self._tidy()
@@ -119,9 +119,9 @@ class Serving:
         return found
 
     def _block(self, calls: int, lead: int) -> Steps:
-        """``lead`` calls that do not count, then ``calls``, drained at both ends: µs per call.
+        """Make ``lead`` untimed calls, then ``calls``, drained at both ends. Returns µs per call.
 
-        ``host``: until the calls had returned. ``wall``: until the device had done them.
+        ``host_us``: until the calls returned. ``wall_us``: until the device finished them.
         """
         for _ in range(lead):
             yield from self._call()
@@ -137,7 +137,7 @@ class Serving:
         return {name: float(f"{us:.6g}") for name, us in found.items()}
 
     def _profile(self, calls: int, lead: int, path: str) -> Steps:
-        """Write a chrome trace of ``calls``, marked as CALL, after ``lead`` that are not; the last one is drained."""
+        """Write a chrome trace of ``calls``, marked as CALL, after ``lead`` unmarked calls; the last one is drained."""
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if self._gpu:
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
@@ -158,7 +158,7 @@ class Serving:
             torch.cuda.synchronize()
 
     def _tidy(self) -> None:
-        """Garbage of compiling and capturing takes no part in a peak."""
+        """Free garbage of compilation and capture, so that it does not count in peak memory."""
         gc.collect()
         self._drain()
         if self._gpu:
@@ -173,7 +173,7 @@ def settling() -> bool:
 
 
 def what_was_captured() -> dict[str, Any]:
-    """Coverage, regions and what was measured of them, and why something was given up; empty where PyGraph compiled
+    """Coverage, regions with their measurements, and errors of graphs that were given up; empty if PyGraph compiled
     nothing."""
     reports = pygraph.reports()
     if not reports:
@@ -191,7 +191,7 @@ def what_was_captured() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve until told to finish; whatever the program raises is answered, and ends the process with status 1."""
+    """Serve until the command to finish. An exception of the program is the answer, and the exit status is then 1."""
     spec = Spec(**json.loads(sys.argv[1]))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     commands = os.fdopen(os.dup(0), "r", encoding="utf-8")
@@ -201,11 +201,11 @@ def main() -> None:
     os.dup2(2, 1)
     status = serve(spec, commands, answers)
     sys.stderr.flush()
-    os._exit(status)  # a script's threads and handlers are no part of what is measured
+    os._exit(status)  # threads and exit handlers of a script are not measured
 
 
 def _end_with_parent(parent: int) -> None:
-    """Without a coordinator nobody wants the answer, and whatever goes on would disturb what is measured next."""
+    """End this process once the coordinator is gone: it would only disturb later measurements."""
     while os.getppid() == parent:
         time.sleep(_PARENT_SECONDS)
     if os.getpgrp() == os.getpid():  # with the compilers that were started

@@ -244,7 +244,7 @@ def judged(graph: Graph) -> Iterator[Violation]:
 
 
 def membership(graph: Graph) -> Iterator[Violation]:
-    """Capturable nodes are in a region or have a reason; of other nodes, only those that regions may call are in one."""
+    """Capturable nodes are in a region or have a reason; other nodes are in one only if a region may call them."""
     for node in graph.nodes:
         capturable = node.meta.get(CAPTURABLE)
         region = node.meta.get(REGION)

@@ -57,10 +57,10 @@ _VALUE = re.compile(r'%("(?:[^"\\]|\\.)*"|[\w.]*\w)')
 
 
 def membership(report: GraphReport) -> dict[str, int]:
-    """The region of each node that is in one: of the emitted program, or as planned where no program was emitted.
+    """The region of each node in a region: of the emitted program, or the planned one if no program was emitted.
 
-    A node that several emitted regions compute belongs to the first of them, and so does one that Inductor folded
-    away, to the first of those that hold the rest of its planned region.
+    A node that several emitted regions compute belongs to the first of them. A node that Inductor folded away belongs
+    to the first emitted region that holds a part of its planned region.
     """
     found = ((node.name, node.meta.get(REGION)) for node in report.graph.nodes) if report.graph is not None else ()
     planned = {name: index for name, index in found if index is not None}
@@ -72,8 +72,8 @@ def membership(report: GraphReport) -> dict[str, int]:
 
 
 def coloured_as(report: GraphReport) -> dict[int, int]:
-    """The region of the IR whose colour each emitted region has: the first that it holds and no earlier one has. So
-    pictures, tables and the IR agree, also where Inductor recomputes a node of one region in another."""
+    """The IR region whose colour each emitted region has: the first of its planned regions that no earlier one took.
+    So pictures, tables and the IR agree, even if Inductor recomputes a node of one region in another."""
     found: dict[int, int] = {}
     for region in report.regions:
         own = [index for index in region.planned if index not in found.values()]
@@ -82,13 +82,13 @@ def coloured_as(report: GraphReport) -> dict[int, int]:
 
 
 def unselected(report: GraphReport, region: RegionReport) -> bool:
-    """True if selection left ``region`` off, because a graph would not pay."""
+    """True if selection left out ``region``, because a graph would not pay."""
     regions = {} if report.graph is None else report.graph.regions
     return bool(region.planned) and all(regions[index].meta.get(SELECTED) is False for index in region.planned)
 
 
 def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
-    """Lines on ``region``: why it is in its state, what was measured, notes, refusals of variants."""
+    """Lines on ``region``: the reason for its state, measurements, notes, refusals of variants."""
     if region.why:
         yield region.why
     if unselected(report, region) and report.graph is not None:
@@ -137,8 +137,8 @@ def duration(us: float) -> str:
 
 
 def order_text(decisions: Sequence[Decision]) -> str:
-    """The orders of launches that a region's variants are replayed in, in one line; of several, how many and the
-    latest."""
+    """The orders of launches in which a region's variants are replayed, in one line; for several variants, counts and
+    the latest decision."""
     last, counts = decisions[-1], Counter(each.order for each in decisions)
     several = ", ".join(f"{counts[order]} {order}" for order in (PROGRAM, DEPENDENCES) if counts[order])
     order = last.order if len(decisions) == 1 else f"{several}; last {last.order}"
@@ -195,7 +195,7 @@ _UNITS: dict[str, Any] = {
     "bytes": (1024, "B", "KiB", "MiB", "GiB", "TiB"),
     "time_us": (1000, "µs", "ms", "s"),
 }
-"""How many make one of the next unit, and the units."""
+"""Factor from each unit to the next, then the units."""
 
 
 def bytes_text(nbytes: float) -> str:
@@ -224,7 +224,7 @@ class CostRow:
 
 
 def cost_rows(report: GraphReport) -> list[CostRow]:
-    """One row per region, by index, then one for what is outside, if anything there costs; empty without a graph."""
+    """One row per region, by index, then one for nodes outside, if some of these launch; empty without a graph."""
     graph, model = report.graph, report.model
     if graph is None or model is None:
         return []
@@ -325,15 +325,15 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
 
 
 def advice(rows: Iterable[Uncaptured]) -> Iterator[tuple[str, str]]:
-    """Each reason in ``rows`` that is not a custom pass's, with what it means and what can be done about it."""
+    """Each built-in reason in ``rows``, with its explanation and advice."""
     for code in dict.fromkeys(row.reason for row in rows if row.reason in REASONS):
         texts = (REASONS[code].explanation, REASONS[code].advice.removeprefix("none").removeprefix(": "))
         yield code, " ".join(f"{text[0].upper()}{text[1:]}." for text in texts if text)
 
 
 def folded(rows: Iterable[Uncaptured]) -> Iterator[Uncaptured]:
-    """``rows`` in order, those that say the same folded into their first one: ``op`` tells how many it stands for,
-    ``detail`` leaves out the names of values in which they differ, and ``module`` the parts (``layers.*.attn``)."""
+    """``rows`` in order, with equal ones folded into the first: ``op`` then has their number, ``detail`` omits names of
+    values that differ, and ``module`` has a star for parts that differ (``layers.*.attn``)."""
     groups: dict[Uncaptured, list[Uncaptured]] = defaultdict(list)
     for row in rows:
         op, detail = row.op.removesuffix(".default"), _VALUE.sub("%…", row.detail)
@@ -345,8 +345,7 @@ def folded(rows: Iterable[Uncaptured]) -> Iterator[Uncaptured]:
 
 
 def _modules(paths: Iterable[str]) -> str:
-    """The common pattern of ``paths``, a star for each part that differs; as far as they go alike, if they differ in
-    length."""
+    """The common pattern of ``paths``, with a star for each part that differs, up to the shortest path's length."""
     columns = [set(column) for column in zip(*(path.split(".") for path in paths), strict=False)]
     return ".".join(column.pop() if len(column) == 1 else "*" for column in columns)
 
@@ -360,7 +359,7 @@ def clean(text: str) -> str:
 
 
 def percent(share: float | None) -> str:
-    """``85.7 %``; ``unknown`` for None. Only a whole is 100 %, only nothing is 0 %."""
+    """``85.7 %``; ``unknown`` for None. Only 1 is shown as 100 %, only 0 as 0 %."""
     if share is None:
         return "unknown"
     shown = min(max(share * 100, 0.1), 99.9) if 0 < share < 1 else share * 100
@@ -376,9 +375,9 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def to_json(reports: Iterable[GraphReport], ranks: Sequence[Any] | None = None) -> dict[str, Any]:
-    """The report on all ``reports``, and on ``ranks`` as ``compared`` gives them, as plain JSON values.
+    """The report on all ``reports``, and on ``ranks`` from ``compared``, as plain JSON values.
 
-    The module's docstring lists the keys. Raises TypeError where a graph has an operand without text.
+    The module's docstring lists the keys. Raises TypeError if a graph has an operand without text.
     """
     chosen = list(reports)
     head = {"schema": SCHEMA_VERSION, "pygraph": __version__, "summary": _plain(summarize(chosen))}
@@ -424,7 +423,7 @@ def _region(report: GraphReport, region: RegionReport) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON has it: dataclasses become objects of their fields, in order."""
+    """``value`` as plain JSON values: dataclasses become objects with their fields, in order."""
     return json.loads(json.dumps(value, default=_fields))
 
 

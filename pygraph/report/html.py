@@ -1,5 +1,5 @@
-"""The report as one self-contained HTML page, and its pictures as one SVG: no script, no font, no image from anywhere;
-everything escaped.
+"""The report as one self-contained HTML page, and its pictures as one SVG: without scripts, and without external fonts
+or images; all text is escaped.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pygraph.report.picture import draw
 from pygraph.report.text import NOTHING, badges, head, ranks_section, sections, summary_lines
 
 _TITLE, _NARROWEST = 36, 560
-"""The height of a name above a picture, and the least width of a file of pictures, in pixels."""
+"""Height of a name above a picture, and minimum width of a file of pictures, in pixels."""
 
 
 def render_html(reports: Iterable[GraphReport], ranks: Sequence[Any] | None = None) -> str:
-    """The page on all ``reports``, and on how ``ranks`` differ.
+    """The page on all ``reports``, and on differences between ``ranks``.
 
-    Raises TypeError where a graph has an operand without text."""
+    Raises TypeError if a graph has an operand without text."""
     chosen = list(reports)
     lines = [*summary_lines(summarize(chosen)), plural(len(chosen), "graph")]
     return template("report.html.jinja").render(
@@ -38,7 +38,7 @@ def render_html(reports: Iterable[GraphReport], ranks: Sequence[Any] | None = No
 
 
 def framed(reports: Iterable[GraphReport]) -> str:
-    """The page in a frame for notebooks, so that its style is not the notebook's."""
+    """The page in a frame for notebooks, which keeps its style apart from the notebook's."""
     style = "width: 100%; height: 40rem; border: 0; resize: vertical"
     return f'<iframe sandbox title="PyGraph report" style="{style}" srcdoc="{escape(render_html(reports))}"></iframe>'
 
@@ -58,7 +58,7 @@ def render_svg(reports: Iterable[GraphReport]) -> str:
 
 
 def _page(report: GraphReport) -> dict[str, Any]:
-    """All that the template shows of one graph. ``links`` has the id of the box that each operator is drawn in."""
+    """Data of one graph for the template. ``links`` has the id of each operator's box in the picture."""
     picture, colours = draw(report), coloured_as(report)
     ir = "" if report.graph is None else str(report.graph)
     texts = (("IR after the passes", ir), ("Program emitted by Inductor", report.source))
@@ -81,7 +81,7 @@ def _page(report: GraphReport) -> dict[str, Any]:
 
 @cache
 def template(name: str) -> jinja2.Template:
-    """A template of this package's, in which everything is escaped."""
+    """A template of this package; it escapes all values."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pygraph.report"),
         autoescape=True,

@@ -1,7 +1,7 @@
 """The report of one compiled graph, or of a callable that is captured as it runs, and the reports of this process.
 
-The backend fills a report in; renderers read it. A region's runtime record is live: the report shows what has happened
-up to the moment that it is read.
+The backend fills a report in; renderers read it. A region's runtime record is live: the report shows its state at the
+time of reading.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pygraph")
 
 _latest: deque[GraphReport] = deque(maxlen=256)
-"""Reports that are kept whatever became of their programs."""
+"""Reports that are kept even after their programs are gone."""
 _live: WeakValueDictionary[int, GraphReport] = WeakValueDictionary()
-"""All reports, by index: a program that is alive holds its own. Recompiling for ever does not grow them."""
+"""All reports, by index. A live program holds its own report, so endless recompilation does not accumulate reports."""
 _numbers = itertools.count()
 
 CALLABLE = "callable"
-"""The kind of what is captured as it runs."""
+"""Kind of the report of a callable that is captured as it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class GraphReport:
 
 
 def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
-    """A new report for a graph that is about to be compiled. The breaks around it count for the forward graph alone."""
+    """A new report for a graph that is about to be compiled. Graph breaks are not repeated for the backward graph."""
     if kind == "backward":
         origin = GraphOrigin(origin.function, origin.start)
     report = GraphReport(index=next(_numbers), kind=kind, device="", origin=origin)

@@ -1,8 +1,8 @@
 """The picture of a graph: rectangles, texts and curves in pixels, ready for the template that writes the SVG; and as
 DOT.
 
-A layered drawing after Sugiyama: longest-path rows from top to bottom, whose boxes move towards the mean place of their
-neighbours in a few sweeps. An edge that passes rows runs in a lane between their boxes, or beside them.
+A layered drawing after Sugiyama: longest-path rows from top to bottom, whose boxes move towards the mean position of
+their neighbours in a few sweeps. An edge that crosses rows runs in a lane between their boxes, or beside them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WEIGHTS = ("parameter", "buffer", "constant")
 _WORDS = 26
 _GAP, _ROW_GAP, _LANE, _MARGIN = 14.0, 26.0, 7.0, 12.0
 _ALL_LANES = 600.0
-"""Lanes are closer to each other where all of them would take more room."""
+"""Maximum width of all lanes, in pixels: more lanes are closer to each other."""
 _SWEEPS = 24
 
 
@@ -30,8 +30,8 @@ _SWEEPS = 24
 class Box:
     """One box: ``kind`` is region, outside, host or input; ``title`` is shown on hover, ``note`` is a second line.
 
-    ``node`` is the operator that it stands for, ``region`` the region that colours it, ``free`` whether it is known to
-    launch nothing (a view, say). ``x`` and ``y`` are its left upper corner.
+    ``node`` is its operator, ``region`` the region that colours it, ``free`` is true if it is known to launch nothing
+    (for example, a view). ``x`` and ``y`` are its upper left corner.
     """
 
     kind: str
@@ -46,23 +46,23 @@ class Box:
 
     @property
     def width(self) -> float:
-        """Room for both texts."""
+        """Width, with room for both texts."""
         return round(max(len(self.label) * 6.7, len(self.note) * 5.6, 10.0) + 18.0, 1)
 
     @property
     def height(self) -> float:
-        """Room for one line or two."""
+        """Height, with room for one or two lines."""
         return 38.0 if self.note else 24.0
 
     @property
     def middle(self) -> float:
-        """The x of its texts."""
+        """The x of the centre of its texts."""
         return round(self.x + self.width / 2, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge between boxes, by place: ``kind`` is flow (data) or order (effects), ``path`` its SVG path data."""
+    """An edge between boxes, by index: ``kind`` is flow (data) or order (effects), ``path`` its SVG path data."""
 
     source: int
     target: int
@@ -85,7 +85,7 @@ class Picture:
 
 
 def draw(report: GraphReport) -> Picture:
-    """The picture of ``report``'s graph; without any box, if it has none."""
+    """The picture of the graph of ``report``; without boxes if there is no graph."""
     graph = report.graph
     if graph is None or not len(graph):
         return Picture()
@@ -164,20 +164,20 @@ def _lay_out(boxes: list[Box], edges: Sequence[tuple[int, int, str]]) -> Picture
 
 
 def _rows(before: list[list[int]], after: list[list[int]]) -> list[int]:
-    """The row of each box: that of its longest path, then as near to its users as that shortens edges."""
+    """The row of each box: that of its longest path, or nearer to its users if that shortens edges."""
     row = levels(before)
     for box in reversed(range(len(row))):
         if after[box] and len(after[box]) >= len(before[box]):
             row[box] = min(row[b] for b in after[box]) - 1
-    number = {row: i for i, row in enumerate(sorted(set(row)))}  # rows that are empty now go
+    number = {row: i for i, row in enumerate(sorted(set(row)))}  # drop rows that are empty now
     return [number[each] for each in row]
 
 
 def _arrange(
     widths: list[float], rows: list[list[int]], before: list[list[int]], after: list[list[int]]
 ) -> list[float]:
-    """The middle x of each box: sweeps down and up move a row's boxes towards their neighbours, above all those in the
-    rows that were moved just before."""
+    """The middle x of each box: sweeps down and up move the boxes of a row towards their neighbours. Neighbours in rows
+    that the sweep has already moved have twice the weight."""
     x = [0.0] * len(widths)
     for sweep in range(_SWEEPS):
         near, other = (after, before) if sweep % 2 else (before, after)
@@ -202,8 +202,8 @@ def _lanes(
     row_of: Sequence[int],
     edges: Iterable[tuple[int, int, str]],
 ) -> dict[tuple[int, int], float]:
-    """The x at which each edge that passes rows does so: the nearest to its ends at which there is neither a box nor an
-    edge from another box. Short edges choose first."""
+    """The x of the lane of each edge that crosses rows: the nearest to the mean of its ends without a box, or an edge
+    from another box. Short edges choose first."""
     spans = [[(x[i] - widths[i] / 2 - _LANE, x[i] + widths[i] / 2 + _LANE) for i in members] for members in rows]
     long = {(a, b): row_of[b] - row_of[a] for a, b, _ in edges if row_of[b] - row_of[a] > 1}
     gap = min(_LANE, _ALL_LANES / max(len(long), 1))
@@ -221,7 +221,7 @@ def _lanes(
 
 
 def _nearest(wish: float, taken: list[tuple[float, float]]) -> float:
-    """The place nearest to ``wish`` that is inside none of the spans in ``taken``."""
+    """The position nearest to ``wish`` outside of all spans in ``taken``."""
     left = right = wish
     for start, end in sorted(taken):
         right = end if start < right < end else right
@@ -231,8 +231,8 @@ def _nearest(wish: float, taken: list[tuple[float, float]]) -> float:
 
 
 def _path(source: Box, target: Box, rows: Sequence[tuple[float, float]], lane: float) -> str:
-    """Path data from the foot of one box to the head of another. ``rows`` are where their rows, and those between,
-    begin and end; these are passed at x = ``lane``."""
+    """Path data from the bottom of one box to the top of another. ``rows`` has top and bottom of their rows and of the
+    rows in between; the path crosses the latter at x = ``lane``."""
     x, (_, foot), to_x, (head, _) = source.middle, rows[0], target.middle, rows[-1]
     begin, end = source.y + source.height, target.y
     text = f"M{x:g} {begin:g}" + (f"L{x:g} {foot:g}" if begin < foot else "")
@@ -243,7 +243,7 @@ def _path(source: Box, target: Box, rows: Sequence[tuple[float, float]], lane: f
 
 
 def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
-    """From one place to another below it, straight down at both ends."""
+    """Path data from one point to another below it, vertical at both ends."""
     middle = (y + to_y) / 2
     return f"C{x:g} {middle:g} {to_x:g} {middle:g} {to_x:g} {to_y:g}"
 
@@ -251,7 +251,7 @@ def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
 # -- DOT ---------------------------------------------------------------------------------------------------------------
 
 _DOT_COLOURS = {"outside": ("#fdecec", "#d1242f"), "host": ("#ffffff", "#667080"), "input": ("#eef1f4", "#667080")}
-"""The fill and the edge of a box that is in no region."""
+"""Fill and border of a box outside of all regions, by kind."""
 
 
 def render_dot(reports: Iterable[GraphReport]) -> str:

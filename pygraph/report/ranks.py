@@ -1,6 +1,6 @@
-"""Reports of the ranks of one program: how rank 0 gets them, and where the others differ from it.
+"""Reports of the ranks of one program: collection by rank 0, and differences of the other ranks from it.
 
-torchrun hosts a store that outlives the script, its process groups and each rank. A rank that is done sends its
+torchrun hosts a store that outlives the script, its process groups and each rank. A rank that has finished sends its
 document there, and rank 0 waits for all. No rank waits within the script.
 """
 
@@ -19,7 +19,7 @@ from itertools import zip_longest
 from typing import Any
 
 PATIENCE_S = 300.0
-"""How long rank 0 waits for the others once its own script has ended."""
+"""Time for which rank 0 waits for the other ranks once its own script has ended, s."""
 
 _POLL_S = 0.1
 _PIECE = 1 << 20  # bytes; the store takes no value above 8 MiB
@@ -30,7 +30,7 @@ _RECORD = {"segments": "segments", "captures": "captures", "replays": "replays",
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those that torchrun started: its ``rank``, how many there are, and where their store is."""
+    """This process as a rank of torchrun: ``rank``, number of ranks, address of their store, and restart count."""
 
     rank: int
     size: int
@@ -40,7 +40,7 @@ class Ranks:
 
     @classmethod
     def of_torchrun(cls) -> Ranks | None:
-        """As torchrun's environment has it; None for a process alone. The script may change the environment later."""
+        """Read torchrun's environment, which the script may change later; None for a single process."""
         environ = os.environ
         if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or environ["WORLD_SIZE"] == "1":
             return None
@@ -54,29 +54,29 @@ class Ranks:
         return PrefixStore(f"pygraph.explain.{self.attempt}", store)  # ranks that torchrun restarts find the same store
 
     def send(self, document: Mapping[str, Any]) -> None:
-        """Leave ``document`` for rank 0. Raises RuntimeError when the store cannot be reached."""
+        """Send ``document`` to rank 0 through the store. Raises RuntimeError if the store cannot be reached."""
         data, store = zlib.compress(json.dumps(document).encode()), self._store()
         starts = range(0, len(data), _PIECE)
         for piece, start in enumerate(starts):
             store.set(f"{self.rank}.{piece}", data[start : start + _PIECE])
-        store.add(f"{self.rank}", len(starts))  # answered once all of it is there: this process may end
+        store.add(f"{self.rank}", len(starts))  # returns once everything is stored: this process may end
 
     def gather(self, ended: Callable[[], bool]) -> list[dict[str, Any]]:
-        """Reports of the ranks after 0, in order. The wait is over after PATIENCE_S, and as soon as ``ended``; a rank
-        that sent nothing by then has an ``error`` and no ``summary``."""
+        """Reports of the ranks after 0, in order. The wait ends after PATIENCE_S, or as soon as ``ended`` is true; a
+        rank without a report by then has an ``error`` and no ``summary``."""
         found: dict[int, dict[str, Any]] = {}
         missing = f"sent no report within {PATIENCE_S:.0f} s"
         deadline, last = time.monotonic() + PATIENCE_S, False
         try:
             store = self._store()
             while not last and len(found) < self.size - 1:
-                last = ended() or time.monotonic() > deadline  # what was sent before that is still read
+                last = ended() or time.monotonic() > deadline  # documents sent before that are still read
                 for rank in range(1, self.size):
                     if rank not in found and store.check([f"{rank}"]):
                         pieces = (store.get(f"{rank}.{piece}") for piece in range(int(store.get(f"{rank}"))))
                         found[rank] = json.loads(zlib.decompress(b"".join(pieces)))
                 time.sleep(0 if last else _POLL_S)
-        except RuntimeError as error:  # as the store raises, torchrun's own process being gone
+        except RuntimeError as error:  # from the store, if torchrun's own process is gone
             missing = f"sent no report: {error}"
         if ended():
             missing = "sent no report before it ended"
@@ -94,7 +94,7 @@ def compared(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _differences(ours: Sequence[Any], theirs: Sequence[Any]) -> Iterator[str]:
-    """Graphs correspond that are the n-th of one kind from one line of the user's."""
+    """Differences in words. Graphs correspond if they are the n-th with the same kind, function and user line."""
     first, other = _by_origin(ours), _by_origin(theirs)
     for key in dict.fromkeys((*first, *other)):
         if key not in other:
@@ -127,8 +127,8 @@ def _by_origin(graphs: Sequence[Any]) -> dict[tuple[Any, ...], Any]:
 
 
 def _changed(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
-    """Where two tellings differ, of a list the first place. What both have has two values; a sentence has none, and is
-    said by one alone."""
+    """Differences between two sets of facts; for a list, the first one. A fact of both sets is shown with both values;
+    a key with value None is a sentence, and is shown if only one set has it."""
     for name in dict.fromkeys((*theirs, *ours)):
         mine, its = ours.get(name), theirs.get(name)
         if isinstance(mine, list) and isinstance(its, list):
@@ -141,8 +141,8 @@ def _changed(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str
 
 
 def _graph(graph: Any) -> dict[str, Any]:
-    """Facts that ranks compare: a graph's inputs with their types, from its text, without the number of a GPU, of
-    which each rank has its own."""
+    """Facts of a graph that ranks compare. Inputs with their types come from its text, without indices of GPUs, which
+    differ between ranks."""
     coverage, lines = graph["coverage"], (graph["pgir"] or "").splitlines()
     inputs = [_DEVICE.sub("cuda", line.partition(" {role")[0].strip()) for line in lines if " {role = " in line]
     rows = Counter(f"{row['op']} at {row['loc'] or 'unknown line'}: {row['reason']}" for row in graph["uncaptured"])
@@ -157,7 +157,7 @@ def _graph(graph: Any) -> dict[str, Any]:
 
 
 def _region(region: Any | None) -> dict[str, Any]:
-    """The facts of a region that ranks compare, not what was measured, which is never the same twice."""
+    """Facts of a region that ranks compare, without measurements, which always vary."""
     if region is None:
         return {"state": "none"}
     record = region["record"] or {}

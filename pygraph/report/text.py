@@ -1,6 +1,6 @@
-"""A report's sections, and these as terminal text laid out with rich.
+"""The sections of a report, and their layout as terminal text with rich.
 
-``head`` and ``sections`` are also what the page of ``html`` shows. Everything a user wrote is cleaned, never read as
+The page of ``html`` also shows ``head`` and ``sections``. Text from users is cleaned, and never interpreted as
 markup.
 """
 
@@ -38,7 +38,7 @@ from pygraph.report.facts import (
 from pygraph.report.model import CALLABLE, GraphReport, RegionReport, Uncaptured
 
 MIN_WIDTH = 60
-"""Narrower than this, tables cannot be read; render_text does not go below it."""
+"""Minimum width of the output of render_text: narrower tables cannot be read."""
 
 NOTHING = "PyGraph compiled no graph: there was none, or it had been compiled before."
 
@@ -66,7 +66,7 @@ _STYLES = {"replay": "green", "warm": "yellow", "cold": "cyan", "uncaptured": "r
 class Cell:
     """One cell of a table: ``style`` is a region's state, ``reason`` or ``dim``; ``title`` is shown on hover.
 
-    ``node`` is the operator that it names, ``region`` the region of the IR whose colour it has.
+    ``node`` is the operator in the cell, ``region`` the IR region whose colour it has.
     """
 
     text: str
@@ -90,14 +90,14 @@ class Section:
 
 
 def badges(report: GraphReport) -> list[str]:
-    """The function and line of a graph as far as they are known, its kind and its device."""
+    """Function and line of a graph, if known, its kind and its device."""
     start = report.origin.start
     function = report.origin.function + ("" if start is None else f" at {start}")
     return [clean(part) for part in (function, report.kind, report.device) if part]
 
 
 def head(report: GraphReport) -> Iterator[tuple[str, str]]:
-    """The facts of a graph, a line each: its name, and the text."""
+    """Facts of a graph, one per line: name and text."""
     yield "coverage", _coverage(report)
     if report.graph is None and report.kind != CALLABLE:
         yield "operators", "unknown: the graph was not lifted"
@@ -128,7 +128,7 @@ def _coverage(report: GraphReport) -> str:
 
 
 def sections(report: GraphReport) -> Iterator[Section]:
-    """The tables on a graph; those without anything to say are left out."""
+    """The tables on a graph; empty ones are left out."""
     left, colours = list(report.uncaptured()), coloured_as(report)
     if left:
         told = tuple(f"{code}: {text}" for code, text in advice(left))
@@ -187,7 +187,7 @@ def _costs(rows: Sequence[CostRow], colours: Mapping[int, int]) -> Iterator[tupl
 
 
 def summary_lines(summary: Summary) -> Iterator[str]:
-    """A summary of several graphs."""
+    """Lines of the summary of several graphs."""
     if summary.errors:
         yield f"{summary.errors} of {plural(summary.graphs, 'graph')} given up"
     if summary.programs:
@@ -211,8 +211,8 @@ def summary_lines(summary: Summary) -> Iterator[str]:
 
 
 def ranks_section(ranks: Sequence[Any]) -> Section:
-    """How ``ranks``, as ``compared`` gives them, differ from rank 0; those that say the same share a row. What rank 0
-    says of itself is left out, unless it failed."""
+    """Differences of ``ranks``, from ``compared``, from rank 0; ranks with equal differences share a row. Rank 0 itself
+    is shown only if it failed."""
     rows: dict[tuple[str, ...], list[int]] = {}
     for told in ranks:
         error = [f"failed: {told['error'].splitlines()[-1]}"] if told["error"] else []
@@ -230,10 +230,10 @@ def _rank(numbers: Sequence[int], lines: Sequence[str]) -> tuple[Cell, ...]:
 def render_text(
     reports: Sequence[GraphReport], width: int = 100, color: bool = False, ranks: Sequence[Any] | None = None
 ) -> str:
-    """The report on all ``reports``, and on how ``ranks`` differ, as one string.
+    """The report on all ``reports``, and on differences between ``ranks``, as one string.
 
-    No line is wider than ``width`` columns (at least MIN_WIDTH). With ``color`` it holds ANSI escapes; without, it
-    is plain text.
+    No line is wider than ``width`` columns (at least MIN_WIDTH). With ``color``, it has ANSI escapes; otherwise it is
+    plain text.
     """
     out = io.StringIO()
     console = Console(
@@ -284,7 +284,7 @@ def _head(report: GraphReport) -> Table:
     for name, text in head(report):
         shown = Text(clean(text))
         if name == "coverage" and report.error is None and report.emitted is not None:
-            full = int(_BAR * report.coverage)  # rounded down: only a whole looks whole
+            full = int(_BAR * report.coverage)  # rounded down: only 100 % fills the bar
             shown = Text.assemble(("█" * full, "green"), ("░" * (_BAR - full), "dim"), f" {text}")
         table.add_row(name, shown)
     return table
