@@ -99,7 +99,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """A confidence interval for the median of the samples' distribution, whatever that is, and its confidence.
 
     The k-th smallest and k-th largest sample enclose the median with probability 1 - 2·P(B < k), B binomial with n
-    trials of ½. The narrowest interval that reaches ``LEVEL`` is returned; with fewer than six samples, the whole range.
+    trials of ½. Returns the narrowest interval that reaches ``LEVEL``; with fewer than six samples, the whole range.
     """
     ordered, count = sorted(samples), len(samples)
     chosen, tail = 1, 0.5**count

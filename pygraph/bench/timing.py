@@ -172,7 +172,7 @@ class Bench:
     cores: Collection[int] = ()
 
     def measure(self, program: Program, end: float, share: float = math.inf) -> Measured:
-        """Measure ``program`` until ``end``, by ``time.monotonic``. Rounds after FEWEST_ROUNDS begin before ``share``."""
+        """Measure ``program`` until ``end`` (of ``time.monotonic``) at most; begin no later round after ``share``."""
         return next(self.measure_all([program], end, share))
 
     def measure_all(self, programs: Sequence[Program], end: float, share: float = math.inf) -> Iterator[Measured]:

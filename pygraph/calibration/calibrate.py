@@ -1,7 +1,7 @@
-"""Measures a device model: everything is prepared first, then rounds go over all samples, and medians are taken.
+"""Measures a device model: first prepares all programs, then takes rounds of samples, and medians over rounds.
 
-A sample is the fastest of a few blocks of calls, since whatever else runs can only add to it; a round goes over all
-samples, so that clocks and neighbours that change meet all alike.
+A sample is the fastest of a few blocks of calls, since other load only adds time. A round takes a sample of every
+program, so that drift of clocks and other load affect all programs equally.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Sampler = Callable[[], float]
 """One measurement, µs per call."""
 
 _ROUNDS, _BLOCKS, _BLOCK_S, _MOST_CALLS = 9, 3, 0.001, 2000
-"""Rounds of all samples, blocks of each sample, and how long a block is in seconds and calls."""
+"""Number of rounds, blocks per sample, length of a block in seconds, and maximum number of calls in a block."""
 _SLOW_US = 250.0
-"""Matrices grow until a product takes as long."""
+"""Time of a product, µs, at which matrices stop growing."""
 _GRAPH_US, _MOST_COPIES = 1000.0, 128
-"""Device time that a graph for timing holds, or that many operators: its launch is then no large part."""
+"""Device time of a graph for timing, µs, and maximum number of its operators: its launch is then a small part."""
 
 
 def calibrate(kind: str, step: Callable[[str], None] = lambda _: None) -> DeviceModel:
-    """Measure the CPU (``cpu``) or the current CUDA device (``cuda``) in seconds; nothing else should run meanwhile.
+    """Measure the CPU (``cpu``) or the current CUDA device (``cuda``). It takes seconds; nothing else should run.
 
-    ``step`` is told what is under way. Raises CaptureError where there is no such device, and ValueError where
-    the times make no sense, as on a busy machine.
+    ``step`` is called with the current activity. Raises CaptureError if there is no such device, and ValueError if
+    times are implausible, as on a busy machine.
     """
     if kind == "cuda" and not torch.cuda.is_available():
         raise CaptureError("no-device", "there is no CUDA device here")
@@ -63,7 +63,7 @@ def calibrate(kind: str, step: Callable[[str], None] = lambda _: None) -> Device
 
 
 def _model(kind: str, samples: dict[str, list[float]], flops: dict[str, float], nbytes: int) -> DeviceModel:
-    """The medians over rounds."""
+    """The device model, from medians over rounds."""
     us = {name: statistics.median(times) for name, times in samples.items()}
     kernel = us["small kernel"]
     peaks = {name: work / (us[name] - kernel) / 1e3 for name, work in flops.items() if us[name] > kernel}
@@ -84,7 +84,7 @@ def _model(kind: str, samples: dict[str, list[float]], flops: dict[str, float], 
 
 
 def _products(kind: str) -> Sequence[tuple[str, torch.dtype, str]]:
-    """Kinds of matrix products: name of the peak, element type, precision of float32. The general one first."""
+    """Matrix products to measure: name of the peak, element type, precision of float32. The first gives peak_gflops."""
     half, full = ("f16", torch.float16, "highest"), ("f32", torch.float32, "highest")
     bf16 = ("bf16", torch.bfloat16, "highest")
     if kind == "cpu":
@@ -95,8 +95,8 @@ def _products(kind: str) -> Sequence[tuple[str, torch.dtype, str]]:
 
 
 def _product(kind: str, dtype: torch.dtype) -> tuple[float, Sampler]:
-    """Operations of a large square product, and its time. Operands differ from element to element: a GPU multiplies
-    equal ones some ten percent faster."""
+    """Operations of a large square product, and a sampler of its time. Elements of the operands differ, since a GPU
+    multiplies equal elements about ten percent faster."""
     side = 64
     while True:
         left, right = ((torch.rand(side, side, device=kind) - 0.5).to(dtype) for _ in range(2))
@@ -110,7 +110,7 @@ def _product(kind: str, dtype: torch.dtype) -> tuple[float, Sampler]:
 
 
 def _host(call: Callable[[], object]) -> Sampler:
-    """Time of calls on the CPU."""
+    """A sampler of calls on the CPU."""
 
     def seconds(calls: int) -> float:
         start = time.perf_counter()
@@ -124,7 +124,7 @@ def _host(call: Callable[[], object]) -> Sampler:
 
 
 def _device(operator: Callable[[], object], kind: str) -> Sampler:
-    """Device time of ``operator``: on CUDA, between two events around replays of a graph that holds it many times."""
+    """A sampler of the device time of ``operator``: on CUDA, by events around replays of a graph with many copies."""
     if kind == "cpu":
         return _host(operator)
     for _ in range(2):
@@ -143,12 +143,12 @@ def _device(operator: Callable[[], object], kind: str) -> Sampler:
 
 
 def _fill(one: float, most: int) -> int:
-    """How many calls of ``one`` second each fill a block: at least one."""
+    """Number of calls of ``one`` seconds each in a block: at least 1, at most ``most``."""
     return max(1, min(most, round(_BLOCK_S / max(one, 1e-7))))
 
 
 def _between(work: Callable[[], object], times: int) -> float:
-    """Device time of what ``times`` calls of ``work`` launch, µs."""
+    """Device time of the launches of ``times`` calls of ``work``, µs."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()

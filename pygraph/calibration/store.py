@@ -1,4 +1,4 @@
-"""Device models on disk: one file for each device, driver, torch and PyGraph, and what compilations read of it."""
+"""Device models on disk: one file for each device, driver, torch and PyGraph, and the look-up for compilations."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.version import __version__
 
 FORMAT = 5
-"""Of a file's name: raised when the figures are measured, or mean, something else."""
+"""Version in file names, increased when figures are measured in another way, or change their meaning."""
 _log = logging.getLogger("pygraph")
 
 
 class Identity(NamedTuple):
-    """The machine that figures hold for. ``kind`` is cpu or cuda, ``driver`` the version of what launches there."""
+    """The machine for which figures hold. ``kind`` is cpu or cuda, ``driver`` the driver's version; ``host`` on a CPU."""
 
     kind: str
     device: str
@@ -37,7 +37,7 @@ class Identity(NamedTuple):
 def identity_of(kind: str, index: int | None = None) -> Identity:
     """The identity of figures measured now, on CUDA device ``index`` (None: the current one) or on the CPU.
 
-    A CPU's figures hold for one number of threads. Raises CaptureError where the driver's functions are missing.
+    A CPU's figures hold for one number of threads. Raises CaptureError if functions of the driver are missing.
     """
     if kind == "cuda":
         device = torch.cuda.get_device_name(index)
@@ -48,7 +48,7 @@ def identity_of(kind: str, index: int | None = None) -> Identity:
 
 
 def path_of(identity: Identity) -> Path | None:
-    """The file of ``identity``: its name is readable, and unique by a hash. None where there is no cache folder."""
+    """The file of ``identity``: its name is readable, and unique by a hash. None if there is no cache folder."""
     folder = cache.cache_dir()
     digest = hashlib.sha256(json.dumps([FORMAT, *identity]).encode()).hexdigest()[:16]
     readable = "".join(char if char.isalnum() else "-" for char in identity.device.lower())
@@ -56,7 +56,7 @@ def path_of(identity: Identity) -> Path | None:
 
 
 def save(identity: Identity, model: DeviceModel) -> Path | None:
-    """Write ``model`` where compilations look for it; None, after a warning, where nothing can be written."""
+    """Write ``model`` for compilations. Returns the path, or None, after a warning, if it cannot be written."""
     path = path_of(identity)
     try:
         if path is None:
@@ -70,7 +70,7 @@ def save(identity: Identity, model: DeviceModel) -> Path | None:
 
 
 def load(identity: Identity) -> DeviceModel | None:
-    """The model that was saved for ``identity``; None without one. A damaged file is named in one warning."""
+    """The saved model for ``identity``; None if there is none. A damaged file causes one warning with its path."""
     path = path_of(identity)
     data = None if path is None else cache.load_json(path)
     if path is None or data is None:
@@ -84,7 +84,7 @@ def load(identity: Identity) -> DeviceModel | None:
 
 @functools.cache
 def stored_model(kind: str, index: int | None = None) -> DeviceModel | None:
-    """The calibrated model of a device, read once per process; None without one."""
+    """The calibrated model of a device, read once per process; None if there is none."""
     try:
         return load(identity_of(kind, index))
     except (CaptureError, RuntimeError, AssertionError) as error:  # torch without CUDA raises either of the last two

@@ -1,8 +1,8 @@
 """The command line: ``pygraph bench``, ``calibrate``, ``explain``, ``opt``, ``passes``, ``profile``, ``run``.
 
-Each command is a module of its name, imported when it is named, and torch when a command needs it: ``opt`` and
-``passes`` work on text and start fast. A command fails with a place and a reason on stderr and exit status 1, never
-with a traceback for bad input.
+Each command is in a module of its name, which is imported on use; torch is imported when a command needs it: ``opt``
+and ``passes`` work on text and start fast. For bad input, a command prints a place and a reason on stderr, without a
+traceback, and exits with status 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Exit status:
 
 
 class Failure(click.ClickException):
-    """Ends a command with exit status 1 and a message that is shown as it is."""
+    """Ends a command with exit status 1 and an unchanged message."""
 
     exit_code = 1
 
@@ -45,8 +45,8 @@ class Failure(click.ClickException):
 
 @contextmanager
 def failing(source: str = "", text: str = "") -> Iterator[None]:
-    """Turn PyGraph's exceptions into a Failure. ``text``, read from ``source``, shows the node or launch that they
-    name."""
+    """Turn PyGraph's exceptions into a Failure. If an exception names a node or launch, the Failure points at it in
+    ``text``, which was read from ``source``."""
     try:
         yield
     except PygraphError as error:
@@ -56,7 +56,7 @@ def failing(source: str = "", text: str = "") -> Iterator[None]:
             name = f"[%^]{re.escape(name_text(error.node or ''))}"
         else:
             raise Failure(str(error)) from error
-        # a node that a pass made has no line
+        # a node made by a pass has no line
         defined = re.search(rf"^[^\S\n]*({name})(?=[\s:=])", text, re.MULTILINE)
         if defined is None:
             raise Failure(f"{source}: {error}") from error
@@ -66,7 +66,7 @@ def failing(source: str = "", text: str = "") -> Iterator[None]:
 
 
 def read_text(file: IO[str]) -> str:
-    """The content of ``file``. Raises Failure where it is no text."""
+    """The content of ``file``. Raises Failure if it is not UTF-8 text."""
     try:
         return file.read()
     except UnicodeDecodeError as error:
@@ -75,7 +75,7 @@ def read_text(file: IO[str]) -> str:
 
 @contextmanager
 def writing(*paths: str | None) -> Iterator[list[IO[Any] | None]]:
-    """Files to write to, ``-`` for stdout, opened at once: a long run must not end in one that cannot be written."""
+    """Output files, ``-`` for stdout, opened at the start, so that a long run does not fail at its end."""
     with ExitStack() as stack:
         try:
             files = [
@@ -88,10 +88,10 @@ def writing(*paths: str | None) -> Iterator[list[IO[Any] | None]]:
 
 
 class ScriptCommand(click.Command):
-    """A command that takes a script and its arguments: options that it does not know are refused before '--'."""
+    """A command that takes a script and its arguments. It refuses unknown options before '--'."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does. Raises UsageError that says how the script gets an option."""
+        """Parse as click does. The UsageError for an unknown option says how to pass it to the script."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -114,7 +114,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does. Raises UsageError that names the nearest command for one that does not exist."""
+        """Resolve as click does. The UsageError for an unknown command names the nearest known one."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             from pygraph.passes.pipeline import nearest  # takes a while
 
@@ -128,7 +128,7 @@ def main() -> None:
     """Report what PyGraph captures of a program, and run its passes on graphs in files."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # reports have characters that not every terminal has
+            stream.reconfigure(errors="replace")  # some terminals lack characters of reports
     with failing():
         configure()
     click.get_current_context().with_resource(progress_lines())

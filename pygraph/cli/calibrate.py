@@ -10,7 +10,7 @@ import click
 from pygraph.cli import Failure, failing
 from pygraph.logs import working
 
-_FIGURES = {  # what is printed of a model, by field
+_FIGURES = {  # printed figures of a model, by field
     "kernel_us": "smallest kernel, µs",
     "bandwidth_gbs": "memory, GB/s",
     "peak_gflops": "matrix products, GFLOP/s",

@@ -33,12 +33,12 @@ _FRAMES = (__file__, "<frozen runpy>", runpy.__file__)
 
 
 class _Nothing(Failure):
-    """Nothing was compiled: of several ranks, some may well compile nothing."""
+    """Nothing was compiled, which is not an error for some of several ranks."""
 
 
 class _Sigterm:
-    """How rank 0 takes the signal by which torchrun ends the others once a rank has failed: it ends the script, which
-    runs within ``with``. Outside of that it is noted only: the report is still written."""
+    """Rank 0's handler of SIGTERM, which torchrun sends to ranks once one has failed. Within ``with``, the signal ends
+    the script. Outside, it is only recorded, and the report is still written."""
 
     def __init__(self) -> None:
         self.came = self._ends = False
@@ -129,7 +129,7 @@ def explain(
             _send(ranks, reports, failure)
             return
         else:
-            sigterm.install()  # the script may have put a handler of its own in its place
+            sigterm.install()  # the script may have replaced the handler
             told, failure = _gather(ranks, reports, failure, sigterm)
         renders: tuple[Callable[[], str], ...] = (
             partial(render_html, reports, told),
@@ -157,7 +157,7 @@ def explain(
 def _short(
     reports: Sequence[GraphReport], ranks: Sequence[Any] | None, strict: bool, min_coverage: float | None
 ) -> Iterator[str]:
-    """Violations of ``strict`` and ``min_coverage``, in lines for stderr. Of other ``ranks``, that they fail."""
+    """Violations of ``strict`` and ``min_coverage``, as lines for stderr; for ``strict``, one line per other rank."""
     from pygraph.report.facts import percent, summarize
 
     if strict:
@@ -173,7 +173,7 @@ def _short(
 
 
 def _run(script: str, args: Sequence[str], sigterm: _Sigterm) -> tuple[list[GraphReport], Failure | None]:
-    """The reports of the graphs that the script compiled, or that its model was compiled to, and what ended it."""
+    """The reports of the graphs compiled by the script, or from its model, and the failure that ended it, if any."""
     import pygraph
     from pygraph.frontend.location import noting_all_breaks
     from pygraph.runtime.native_build import waiting_for_builds
@@ -205,7 +205,7 @@ def _run(script: str, args: Sequence[str], sigterm: _Sigterm) -> tuple[list[Grap
 
 
 def _call_model(script: str, found: Mapping[str, Any], sigterm: _Sigterm) -> None:
-    """Compile and call the model that the script left in ``found``, at its top level."""
+    """Compile and call the model in ``found``, the top level of the script."""
     import pygraph
 
     if "model" not in found or "inputs" not in found:
@@ -221,7 +221,7 @@ def _call_model(script: str, found: Mapping[str, Any], sigterm: _Sigterm) -> Non
 
 
 def _document(reports: Sequence[GraphReport], failure: Failure | None) -> dict[str, Any]:
-    """The facts that rank 0 needs of a rank."""
+    """The facts of a rank for rank 0."""
     from pygraph.report.facts import to_json
 
     error = None if failure is None or isinstance(failure, _Nothing) else failure.message
@@ -231,7 +231,7 @@ def _document(reports: Sequence[GraphReport], failure: Failure | None) -> dict[s
 
 
 def _send(ranks: Ranks, reports: Sequence[GraphReport], failure: Failure | None) -> None:
-    """Tell rank 0. Raises Failure for what ended the script, and when rank 0 cannot be told."""
+    """Send the report to rank 0. Raises Failure if the script failed, or if rank 0 cannot be reached."""
     document = _document(reports, failure)
     try:
         ranks.send(document)
@@ -244,7 +244,7 @@ def _send(ranks: Ranks, reports: Sequence[GraphReport], failure: Failure | None)
 def _gather(
     ranks: Ranks, reports: Sequence[GraphReport], failure: Failure | None, sigterm: _Sigterm
 ) -> tuple[list[dict[str, Any]], Failure | None]:
-    """The output for all ranks, and a failure if one of them failed or none compiled anything."""
+    """The comparison of all ranks, and a failure if one of them failed or none compiled anything."""
     from pygraph.report.ranks import compared
 
     with working("waiting for the other ranks"):
@@ -252,7 +252,7 @@ def _gather(
     told = compared([_document(reports, failure), *others])
     own = told[0]["error"]
     failed = [f"rank 0: {own}"] if own else []
-    # they have printed their tracebacks
+    # the other ranks have printed their own tracebacks
     failed += (f"rank {i}: {other['error'].splitlines()[-1]}" for i, other in enumerate(others, 1) if other["error"])
     if failed:
         return told, Failure("\n".join(failed))
@@ -261,7 +261,7 @@ def _gather(
 
 @contextlib.contextmanager
 def _shown_as_python_would(path: str) -> Iterator[None]:
-    """Turn what the user's code raises into a Failure with its traceback, without the frames that run it."""
+    """Turn exceptions of the user's code into a Failure with its traceback, without the frames that run it."""
     try:
         yield
     except SystemExit as error:
@@ -277,8 +277,8 @@ def _shown_as_python_would(path: str) -> Iterator[None]:
 
 
 def _incomplete(report: GraphReport) -> Iterator[str]:
-    """Operators that could not be captured, in a line each, and the graph breaks; not what was left off on demand, or
-    because it does not pay."""
+    """Lines on graph breaks, and on operators and regions that could not be captured; without those that the user left
+    out, or that do not pay."""
     from pygraph.report.facts import clean, unselected
 
     for line, reason in report.origin.breaks.items():

@@ -1,4 +1,4 @@
-"""``pygraph opt``: run a pipeline on a graph or a launch program in a ``.pgir`` file and print what comes out."""
+"""``pygraph opt``: run a pipeline on a graph or a launch program in a ``.pgir`` file and print the result."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def opt(
 
 
 def is_program(text: str) -> bool:
-    """True if ``text`` is a launch program, by its first word behind comments."""
+    """True if ``text`` is a launch program, by its first word after comments."""
     return re.match(r"(\s|//[^\n]*\n)*program\b", text) is not None
 
 
@@ -94,7 +94,7 @@ def _read(text: str, source: str) -> Graph | Program:
 
 
 def load_modules(names: Iterable[str]) -> None:
-    """Import modules of the user's, also from the working directory, as ``python -m`` does."""
+    """Import the user's modules, also from the working directory, as ``python -m`` does."""
     if "" not in sys.path:
         sys.path.insert(0, "")
     for name in names:

@@ -1,4 +1,4 @@
-"""``pygraph passes``: what passes there are, with their options and stages, and which do not load and why."""
+"""``pygraph passes``: the available passes, with options and stages, and reasons why passes do not load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pygraph profile SCRIPT``: where the time of a script's calls goes, uncaptured and replayed."""
+"""``pygraph profile SCRIPT``: causes of the time of a script's calls, uncaptured and replayed."""
 
 from __future__ import annotations
 

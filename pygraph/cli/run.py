@@ -68,7 +68,7 @@ def run(
 
 
 def _lines(source: str, done: Execution, inputs: str) -> Iterator[str]:
-    """Report of a run: the calls, the regions, the first difference."""
+    """Report of a run: regions, calls, and the first difference."""
     from pygraph.report.facts import clean, plural
 
     report, difference = done.report, done.difference
@@ -104,14 +104,14 @@ def _size(text: str) -> tuple[str, int]:
 
 
 def _saved(path: str) -> Any:
-    """The content of a file of inputs; nothing in it is executed."""
+    """The content of a file of inputs, loaded without executing code in it."""
     import torch
 
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise Failure(f"{path}: No such file") from error
-    except Exception as error:  # any content but the right one
+    except Exception as error:  # the file may have any content
         raise Failure(f"{path}: no inputs that 'dump_inputs' saved: tensors and numbers, by torch.save") from error
     if not isinstance(found, dict) or not isinstance(found.get("inputs"), dict):
         raise Failure(f"{path}: no inputs that 'dump_inputs' saved: it has no 'inputs' by name")

@@ -1,1 +1,1 @@
-"""Adapters for packages that cut graphs, or compile, by interfaces of their own. Each module needs its package."""
+"""Adapters for packages with their own interfaces for compilation or graph capture. Each module needs its package."""

@@ -1,4 +1,4 @@
-"""accelerate: its settings of ``torch.compile``, with a backend that is none of its list.
+"""accelerate: its settings of ``torch.compile``, with a backend outside of its list.
 
     accelerator = Accelerator(dynamo_plugin=pygraph.integrations.accelerate.DynamoPlugin())
 
@@ -15,7 +15,7 @@ __all__ = ["DynamoPlugin"]
 
 
 class DynamoPlugin(TorchDynamoPlugin):  # type: ignore[misc]
-    """``prepare`` compiles models with ``backend="pygraph"``. Settings are those of ``TorchDynamoPlugin``, but for
+    """Has ``prepare`` compile models with ``backend="pygraph"``. Settings are those of ``TorchDynamoPlugin`` except
     ``backend``: ``options`` are PyGraph's, ``use_regional_compilation`` compiles repeated blocks once."""
 
     def __init__(self, **settings: Any) -> None:

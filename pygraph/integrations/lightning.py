@@ -33,11 +33,11 @@ _OF_MODULES = (*_OF_CALLBACKS, "backward", "configure_gradient_clipping", "optim
 class TrainStep(Callback):  # type: ignore[misc]
     """Runs ``training_step``, the backward pass, clipping and the update under ``pygraph.train_step``.
 
-    What ``training_step`` logs is logged once the step is over. Gradients are None behind a step. Where a step is more
-    than that, or is another one, training runs as without the callback: ``reason`` says why, and the log does.
+    Values that ``training_step`` logs are logged after the step. Gradients are None after a step. If a step has other
+    parts, training runs as without the callback; ``reason`` and the log say why.
 
     Args:
-        options: those of the backend
+        options: options of the backend
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -45,7 +45,7 @@ class TrainStep(Callback):  # type: ignore[misc]
         self.reason: str | None = "training has not begun"
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take the place of ``pl_module.optimizer_step``."""
+        """Replace ``pl_module.optimizer_step``, unless steps cannot be compiled."""
         self.reason = _obstacle(trainer, pl_module)
         if self.reason is not None:
             _log.warning("training steps are not compiled: %s", self.reason)
@@ -83,7 +83,7 @@ class TrainStep(Callback):  # type: ignore[misc]
 
 
 def _obstacle(trainer: Any, pl_module: Any) -> str | None:
-    """Why steps are left as they are, if so."""
+    """Reason why steps are not compiled, or None."""
     if not pl_module.automatic_optimization:
         return "optimization is manual: put @pygraph.train_step around your own step"
     strategy, precision = trainer.strategy, trainer.precision_plugin
@@ -105,7 +105,7 @@ def _obstacle(trainer: Any, pl_module: Any) -> str | None:
 
 
 def _step(trainer: Any, pl_module: Any) -> Callable[..., Any]:
-    """A whole step, as automatic optimization makes it."""
+    """A whole step, equal to that of automatic optimization."""
     (optimizer,) = trainer.optimizers
     mixed, device = type(trainer.precision_plugin) is MixedPrecision, pl_module.device.type
     clip, algorithm = trainer.gradient_clip_val, str(trainer.gradient_clip_algorithm or "norm").lower()
@@ -135,7 +135,7 @@ def _step(trainer: Any, pl_module: Any) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _in_place(module: Any, **attributes: Any) -> Any:
-    """The attributes of ``module``, for the time of the block."""
+    """Set attributes of ``module`` for the duration of the block."""
     before = {name: vars(module)[name] for name in attributes if name in vars(module)}
     vars(module).update(attributes)
     try:

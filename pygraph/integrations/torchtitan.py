@@ -1,4 +1,4 @@
-"""torchtitan: the wrapper of its graph trainer, which is put in place of torchtitan's before the trainer compiles:
+"""torchtitan: a wrapper for its graph trainer. Replace torchtitan's own before the trainer compiles:
 
     from torchtitan.experiments.graph_trainer import cudagraph
     cudagraph.CUDAGraphWrapper = pygraph.integrations.torchtitan.CUDAGraphWrapper
@@ -21,18 +21,18 @@ _VARYING = (torch.Tensor, torch.Generator, bool, int, float, complex, str, type(
 
 
 class CUDAGraphWrapper:
-    """Runs at the first call, is captured at the second one, and replayed from the third on. Arguments are used where
-    they are: none is copied, and ``static_input_indices`` say nothing that would matter. Results are new tensors.
+    """Runs at the first call, is captured at the second, and is replayed from the third on. Arguments are used in
+    place, without copies, whether or not ``static_input_indices`` lists them. Results are new tensors.
 
-    Opaque arguments, such as a DeviceMesh, are those of the first call: calls with others run. Collectives are called
-    by each replay, once, as by the uncaptured run. A generator among the arguments leaves calls uncaptured.
+    Opaque arguments, such as a DeviceMesh, must be those of the first call: calls with others run uncaptured. Each
+    replay calls collectives once, as the uncaptured run does. Calls with a generator as an argument stay uncaptured.
 
     Args:
         runnable: a graph of forward and backward pass, run under ``no_grad``
-        example_inputs: not looked at
-        static_input_indices: not looked at
-        should_check_address: not looked at: addresses may change
-        tensor_input_indices: not looked at
+        example_inputs: ignored
+        static_input_indices: ignored
+        should_check_address: ignored: addresses may change
+        tensor_input_indices: ignored
     """
 
     options: Mapping[str, Any] = {}
@@ -66,7 +66,7 @@ class CUDAGraphWrapper:
         return self._runnable(*(self._opaque.get(index, arg) for index, arg in enumerate(args)))
 
     def print_readable(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the graph that is wrapped."""
+        """Call ``print_readable`` of the wrapped graph."""
         module: Any = getattr(self._runnable, "__self__", self._runnable)
         return module.print_readable(*args, **kwargs)
 

@@ -1,8 +1,8 @@
-"""transformers: ``generate`` with a decoding step that is captured, once, whatever the prompt.
+"""transformers: ``generate`` with a decoding step that is captured once, for all prompts.
 
     model.generate(**inputs, **pygraph.integrations.transformers.generation(max_cache_len=2048))
 
-And ``generate`` in one launch, in which the device decides when all texts have ended.
+Also ``generate`` in one launch, in which the device decides when all texts have ended.
 
     pygraph.integrations.transformers.generate(model, inputs, max_new_tokens=128)
 
@@ -27,13 +27,13 @@ __all__ = ["generate", "generation"]
 
 def generation(max_cache_len: int, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Keywords for ``generate``, or for a ``GenerationConfig``: a static cache of ``max_cache_len`` tokens, and
-    decoding steps compiled with ``backend="pygraph"``, on any device. Equal ones share their program.
+    decoding steps compiled with ``backend="pygraph"``, on any device. Equal keywords share their program.
 
-    The pass over the prompt runs as it is. Longer texts get a longer cache, with another program and capture.
+    The pass over the prompt runs uncompiled. Longer texts get a longer cache, with another program and capture.
 
     Args:
         max_cache_len: tokens of the longest text, with its prompt
-        options: those of the backend
+        options: options of the backend
     """
     config: Any = CompileConfig(backend="pygraph", mode=cast("Any", None), options=dict(options or {}))
     config._compile_all_devices = True  # a CPU, too
@@ -57,22 +57,22 @@ def generate(
 ) -> torch.Tensor:
     """Tokens of prompts and texts, as ``model.generate`` of a decoder-only model with a static cache returns them.
 
-    After the pass over the prompts, all tokens come of one launch, from the third call with a batch of this size on. On
-    CUDA, steps of decoding are compiled by Inductor. A model keeps its latest cache, for calls with the same batch and
+    From the third call with this batch size on, one launch makes all tokens after the pass over the prompts. On CUDA,
+    Inductor compiles decoding steps. A model keeps its latest cache, for calls with the same batch size and
     ``max_cache_len``.
 
     Args:
-        model: decoder-only
-        inputs: tokens [batch, length]; or these as ``input_ids``, with an ``attention_mask``
-        max_new_tokens: most tokens of a text
-        do_sample: draw tokens, from torch's default generator, as the next three say; else the most likely one
-        temperature: divides logits
-        top_k: of so many tokens alone
-        top_p: of the likeliest ones alone, whose probabilities make up so much
-        eos_token_id: end texts (None: nothing does)
-        pad_token_id: what follows the end of a text
-        max_cache_len: tokens of the cache (None: those that this call needs)
-        streamer: is given prompts and tokens, as by ``model.generate``, while the loop runs, by another thread
+        model: decoder-only model
+        inputs: tokens [batch, length]; or a mapping with these as ``input_ids``, and an ``attention_mask``
+        max_new_tokens: maximum number of new tokens per text
+        do_sample: draw tokens from torch's default generator, with the next three options; else the most likely token
+        temperature: divisor of logits
+        top_k: draw only from this number of most likely tokens
+        top_p: draw only from the most likely tokens whose probabilities add up to this
+        eos_token_id: tokens that end a text; None: none
+        pad_token_id: token after the end of a text
+        max_cache_len: length of the cache in tokens; None: as this call needs
+        streamer: receives prompts and tokens, as from ``model.generate``, while the loop runs, from another thread
         options: see ``pygraph.graph``
     """
     given = {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else inputs
@@ -114,7 +114,7 @@ def generate(
             is_first_iteration=True,
         )
         token = choose(model(**prepared, return_dict=True).logits[:, -1:])
-        rest = mask.new_ones(batch, size - length)  # what is not there yet, the causal mask leaves out
+        rest = mask.new_ones(batch, size - length)  # the causal mask excludes future tokens
         state = (token[:, None], position[:, -1:] + 1, torch.cat([mask, rest], -1), _is_any(token, ends))
     if streamer is not None:
         streamer.put(token.cpu())
@@ -137,7 +137,7 @@ _caches: WeakKeyDictionary[Any, tuple[tuple[int, int], StaticCache]] = WeakKeyDi
 
 
 def _cache(model: Any, batch: int, size: int) -> StaticCache:
-    """An empty cache: that of the model's latest call, if it fits."""
+    """An empty cache: the cache of the model's latest call, if batch and size are equal."""
     key, cache = _caches.get(model, (None, None))
     if cache is None or key != (batch, size):
         cache = StaticCache(model.config, max_cache_len=size)
@@ -148,8 +148,8 @@ def _cache(model: Any, batch: int, size: int) -> StaticCache:
 
 @functools.cache
 def _forward(kind: Any, device: str) -> Callable[..., Any]:
-    """Forward of a decoding step, of any model of this class: compiled by Inductor, except on a CPU. The one that a
-    model keeps (``get_compiled_call``) is another after each call of ``model.generate``."""
+    """Forward of a decoding step, of any model of this class: compiled by Inductor, except on a CPU. A model's own
+    compiled call (``get_compiled_call``) changes with each call of ``model.generate``."""
     forward: Callable[..., Any] = kind.__call__
     return forward if device == "cpu" else torch.compile(forward)
 
@@ -178,7 +178,7 @@ def _is_any(tokens: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
 
 
 def _drawn(scores: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
-    """Tokens drawn by ``scores``, as transformers and ``torch.multinomial`` do, which waits for the device besides."""
+    """Tokens drawn by ``scores``, as in transformers with ``torch.multinomial``, but without a wait for the device."""
     if temperature != 1.0:
         scores = scores / temperature
     if top_k:

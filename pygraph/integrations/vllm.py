@@ -1,4 +1,4 @@
-"""vLLM's wrapper of pieces that are captured. Named by a platform plugin:
+"""Replacement for vLLM's wrapper of captured pieces. A platform plugin names it:
 
     get_static_graph_wrapper_cls = classmethod(lambda cls: "pygraph.integrations.vllm.StaticGraphWrapper")
 
@@ -31,20 +31,20 @@ __all__ = ["StaticGraphWrapper", "session"]
 _log = logging.getLogger("pygraph.integrations.vllm")
 
 session = pygraph.Session()
-"""Owns the captures of all wrappers: ``memory()``, ``stats()``. It is frozen but for the calls that capture."""
+"""Owns the captures of all wrappers: ``memory()``, ``stats()``. It is frozen, except during calls that capture."""
 
 _capturing = threading.RLock()
 _numbers = itertools.count()
 
 
 class StaticGraphWrapper:
-    """In place of ``CUDAGraphWrapper``: arguments are used where they are, results are new tensors, no pool is kept.
-    While vLLM allows captures, a batch descriptor is captured by three calls with its dummies; later, never. Others run
-    ``runnable``: no call raises for a descriptor that is not captured.
+    """Replaces ``CUDAGraphWrapper``: arguments are used in place, results are new tensors, and there is no pool.
+    While vLLM allows captures, a batch descriptor is captured by three calls with its dummy inputs; later, none is.
+    Calls with a descriptor that is not captured run ``runnable``; they do not raise.
 
     - In mode FULL, tensors of the attention metadata are looked up at every call. Numbers in it are those of the
-      capture, as in vLLM's own wrapper: a descriptor stands for them.
-    - Nothing is captured where the model is spread over several ranks.
+      capture, as in vLLM's own wrapper: they must be equal for equal descriptors.
+    - If the model runs on several ranks, nothing is captured.
     """
 
     _wrappers: ClassVar[weakref.WeakSet[StaticGraphWrapper]] = weakref.WeakSet()
@@ -69,7 +69,7 @@ class StaticGraphWrapper:
         self._wrappers.add(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "runnable":  # of an object that is being made
+        if name == "runnable":  # during construction
             raise AttributeError(name)
         return getattr(self.runnable, name)
 
@@ -81,7 +81,7 @@ class StaticGraphWrapper:
         return self
 
     def clear_graphs(self) -> None:
-        """Forget its captures. Calls are captured again while vLLM allows it."""
+        """Forget the captures of this wrapper. Calls are captured again while vLLM allows it."""
         self._graphs.clear()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,18 +119,18 @@ class StaticGraphWrapper:
         run.__module__ = "vllm"  # reports search it for the name of memory that is unknown
         run.__qualname__ = f"vllm{next(_numbers)}.{getattr(descriptor, 'num_tokens', descriptor)}"
         held = self.runnable if self._whole else ()
-        options = {"order": "program"}  # others would be timed while it serves
+        options = {"order": "program"}  # other orders would be timed during serving
         return pygraph.graph(run, held=held, compare=lambda path, _: "kv_cache" not in path, options=options)
 
     def _replaced(self, result: Any, function: Callable[..., Any]) -> Any:
-        """A result, with ``function`` of the outputs that hold nothing."""
+        """A result, with ``function`` applied to the outputs without content (see ``unset_outputs``)."""
         if not self._unset:
             return result
         return tuple(function(each) if index in self._unset else each for index, each in enumerate(result))
 
 
 def _metadata(context: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Tensors that the attention operators find in the context, of the device that the model runs on."""
+    """Tensors on the model's device that the attention operators find in the context."""
     device = next((leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None)
     found = _tensors([context.attn_metadata, context.slot_mapping], set())
     return tuple(tensor for tensor in found if tensor.device == device)

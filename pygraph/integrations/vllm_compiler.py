@@ -1,4 +1,4 @@
-"""vLLM's interface of compilers, and what the graphs of its pieces say. Named by a platform plugin:
+"""PyGraph behind vLLM's compiler interface, and queries on the graphs of its pieces. A platform plugin names it:
 
     get_compile_backend = classmethod(lambda cls: "pygraph.integrations.vllm_compiler.Compiler")
 
@@ -25,7 +25,7 @@ _VIEWS = {"view", "reshape", "flatten", "unflatten", torch.reshape, torch.flatte
 
 
 def unset_outputs(graph: torch.fx.GraphModule) -> tuple[int, ...]:
-    """Outputs of a piece that hold nothing: memory for an attention operator behind it, which no other output shows."""
+    """Outputs of a piece without content: memory for the next attention operator, which no other output shares."""
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     results = output.args[0] if isinstance(output.args[0], (tuple, list)) else ()
     found: list[int] = []
@@ -40,23 +40,23 @@ def unset_outputs(graph: torch.fx.GraphModule) -> tuple[int, ...]:
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Plain values that say how the tensor lies in memory."""
+    """Sizes, strides, dtype and device of a tensor, as plain values."""
     return tuple(tensor.size()), tensor.stride(), tensor.dtype, tensor.device
 
 
 def memory_for(layout: tuple[Any, ...]) -> torch.Tensor:
-    """A tensor of a layout that holds nothing."""
+    """An uninitialised tensor with that layout."""
     return torch.empty_strided(layout[0], layout[1], dtype=layout[2], device=layout[3])
 
 
 class Compiler(CompilerInterface):  # type: ignore[misc]
-    """Compiles each piece with ``backend="pygraph"``, which captures by itself: with vLLM's ``cudagraph_mode`` NONE.
-    vLLM keeps nothing of it on disk. Memory that a piece leaves unset is zeros: no two runs would be the same."""
+    """Compiles each piece with ``backend="pygraph"``, which captures by itself: set vLLM's ``cudagraph_mode`` to NONE.
+    vLLM does not cache it on disk. Memory that a piece leaves unset is zeroed, so that runs can be compared."""
 
     name = "pygraph"
 
     def compute_hash(self, vllm_config: Any) -> str:  # noqa: ARG002 - vLLM adds that of its configuration
-        """Of the version."""
+        """Hash of the version of PyGraph."""
         return hashlib.sha256(f"pygraph {pygraph.__version__}".encode()).hexdigest()[:10]
 
     def compile(
@@ -67,7 +67,7 @@ class Compiler(CompilerInterface):  # type: ignore[misc]
         compile_range: Any,  # noqa: ARG002 - inputs have its sizes
         key: str | None = None,  # noqa: ARG002
     ) -> tuple[Callable[..., Any], None]:
-        """A piece, compiled with vLLM's passes over Inductor's graph; there is no handle to load it by."""
+        """Compile a piece, with vLLM's passes over Inductor's graph. Returns it, and no handle for loading it."""
         own = copy.deepcopy(graph)
         for node in own.graph.nodes:
             node.target = _UNSET.get(node.target, node.target)

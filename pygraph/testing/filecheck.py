@@ -42,7 +42,7 @@ class CheckFailure(AssertionError):
 
 @dataclass(frozen=True)
 class _Check:
-    """One check: its kind, the text, and the line of the file that it is on."""
+    """One check: its kind, its text, and its line in the file."""
 
     kind: str
     text: str
@@ -72,7 +72,7 @@ def check_text(text: str) -> None:
 
 
 def _run_case(text: str, first: int, settings: dict[str, str]) -> None:
-    """Run the case that starts on line ``first``. ``settings``: RUN and DEVICE, those of the cases before."""
+    """Run the case that starts on line ``first``. ``settings`` has RUN and DEVICE of earlier cases, and is updated."""
     checks: list[_Check] = []
     for number, line in enumerate(text.split("\n"), first):
         found = _DIRECTIVE.search(line)
@@ -108,7 +108,7 @@ def _run_case(text: str, first: int, settings: dict[str, str]) -> None:
 
 
 def _check_lines(checks: list[_Check], output: str) -> None:
-    """Each CHECK is searched after the match of the one before; a CHECK-NOT holds in the lines in between."""
+    """Search for each CHECK after the match of the previous one; a CHECK-NOT holds for the lines in between."""
     lines = output.split("\n")
     at = -1
     forbidden: list[_Check] = []

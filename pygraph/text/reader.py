@@ -1,4 +1,4 @@
-"""Reads a text token by token, for parsers that descend recursively: of ``.pgir`` text, and of pipelines."""
+"""Reads a text token by token, for the recursive-descent parsers of ``.pgir`` text and of pipelines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pygraph.text.words import QUOTED, unquote
 T = TypeVar("T")
 
 MAX_DEPTH = 100
-"""Of lists within lists and operands within operands: deeper texts are refused before they exhaust the stack."""
+"""Maximum depth of nested lists and operands: deeper texts are refused before they exhaust the stack."""
 
 
 def tokens(kinds: str) -> re.Pattern[str]:
-    """A pattern with a named group for each kind of token: those of ``kinds``, strings, the end, and anything else.
+    """A pattern with a named group for each kind of token: those in ``kinds``, strings, the end, and anything else.
 
     Blanks, and comments from ``//`` to the end of a line, may stand before any token.
     """
@@ -26,7 +26,7 @@ def tokens(kinds: str) -> re.Pattern[str]:
 
 
 class Lexeme(NamedTuple):
-    """A token of the text and where it starts; ``kind`` is a group of the pattern."""
+    """A token of the text and its start; ``kind`` is the name of its group in the pattern."""
 
     kind: str
     text: str
@@ -34,7 +34,7 @@ class Lexeme(NamedTuple):
 
 
 class Reader:
-    """One text, read from left to right. ``next`` is the token that comes next; ``pattern`` is from ``tokens``."""
+    """One text, read from left to right. ``next`` is the next token; ``pattern`` is a result of ``tokens``."""
 
     pattern: ClassVar[re.Pattern[str]]
     names: ClassVar[Mapping[str, str]]
@@ -47,7 +47,7 @@ class Reader:
         self.next = self.scan(0)
 
     def scan(self, at: int) -> Lexeme:
-        """The token at a place of the text. Raises ParseError where there is none."""
+        """The token at position ``at`` of the text. Raises ParseError if there is no valid token."""
         match = self.pattern.match(self.text, at)
         assert match is not None, "any text has some token"
         kind = str(match.lastgroup)
@@ -63,7 +63,7 @@ class Reader:
         return lexeme
 
     def span(self, lexeme: Lexeme) -> Span:
-        """Where a token stands; what is missing at the end is missing behind the last word."""
+        """Span of a token; the end of the text counts as the position after the last word."""
         start = min(lexeme.start, len(self.text.rstrip()))
         before = self.text[:start]
         return Span(before.count("\n") + 1, start - before.rfind("\n"), max(1, len(lexeme.text)))
@@ -78,47 +78,47 @@ class Reader:
         raise self.error(f"{found}: expected {wanted}", self.next)
 
     def take(self) -> Lexeme:
-        """The next token."""
+        """Consume the next token, and return it."""
         taken = self.next
         self.next = self.scan(taken.start + len(taken.text))
         return taken
 
     def accept(self, text: str) -> Lexeme | None:
-        """The next token if it is that mark or bare word."""
+        """Consume the next token if it is that mark or bare word; else return None."""
         return self.take() if self.next.text == text and self.next.kind in ("mark", "word") else None
 
     def expect(self, text: str, wanted: str = "") -> Lexeme:
-        """That mark or bare word. Raises ParseError for anything else."""
+        """Consume that mark or bare word. Raises ParseError for any other token."""
         return self.accept(text) or self.refuse(wanted or f"'{text}'")
 
     def kind(self, *kinds: str) -> Lexeme:
-        """The next token if it is of one of these kinds. Raises ParseError for any other."""
+        """Consume the next token if it is of one of these kinds. Raises ParseError for any other token."""
         return self.take() if self.next.kind in kinds else self.refuse(self.names.get(kinds[0], f"a {kinds[0]}"))
 
     def integer(self) -> int:
-        """An integer with its sign."""
+        """Read an integer with its sign."""
         sign = -1 if self.accept("-") else 1
         return sign * int(self.kind("int").text)
 
     def string(self) -> str:
-        """The content of a string."""
+        """Read a string, and return its content."""
         return unquote(self.kind("string").text)
 
     def one_of(self, table: Mapping[str, T], what: str) -> T:
-        """The value of a bare word in ``table``. Raises ParseError for any other word."""
+        """Read a bare word, and return its value in ``table``. Raises ParseError for any other word."""
         lexeme = self.kind("word")
         if lexeme.text not in table:
             raise self.error(f"unknown {what} '{lexeme.text}': use one of {', '.join(table)}", lexeme)
         return table[lexeme.text]
 
     def nest(self, step: int) -> None:
-        """Note that what is read now lies deeper, or less deep. Raises ParseError where it is too deep."""
+        """Change the depth of nesting by ``step``. Raises ParseError if it becomes too deep."""
         self.depth += step
         if self.depth > MAX_DEPTH:
             raise self.error(f"this is nested more than {MAX_DEPTH} deep", self.next)
 
     def items(self, item: Callable[[], T], brackets: str, separator: str = ",") -> list[T]:
-        """``item``s within ``brackets``."""
+        """Read ``item``s in ``brackets``, separated by ``separator``."""
         self.expect(brackets[0])
         self.nest(1)
         found: list[T] = []

@@ -1,6 +1,6 @@
-"""The words of ``.pgir`` text: which names are written bare, and how others and strings are quoted.
+"""The words of ``.pgir`` text: names that are written bare, and quoting of other names and of strings.
 
-Shared by the printer and the parser, so that both agree.
+The printer and the parser share this module, so that they agree.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*")
 _ESCAPE = r'\\(?:["\\ntr]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})'
 QUOTED = rf'"(?:[^"\\\n]|{_ESCAPE})*"'
 NAME = re.compile(r"[A-Za-z0-9_]+(?:(?:\.[0-9]+)*\.[0-9]*[A-Za-z_][A-Za-z0-9_]*)*")
-"""A bare name of a node or value. Its last part is no number: in ``%name.0``, that is the index of a result."""
+"""A bare name of a node or value. Its last part is not a number: in ``%name.0``, that is the index of a result."""
 _SYMBOL = re.compile(r"[A-Za-z0-9_.]+")
 _SPECIAL = re.compile(r"[^ -!#-\[\]-~]")
 
 
 def quote(text: str) -> str:
-    """``text`` in double quotes, with everything that is not printable escaped as Python does."""
+    """``text`` in double quotes, with quotes, backslashes and unprintable characters escaped as in Python."""
     return f'"{_SPECIAL.sub(_escape, text)}"'
 
 
 def unquote(text: str) -> str:
-    """The string that ``quote`` wrote."""
+    """The string whose quoted form is ``text``."""
     return text[1:-1].encode("ascii", "backslashreplace").decode("unicode_escape") if "\\" in text else text[1:-1]
 
 
 def word_text(name: str) -> str:
-    """An operator, attribute or annotation name: bare where it reads as a word, else quoted."""
+    """The name of an operator, attribute or annotation: bare if it is a word, else quoted."""
     return name if WORD.fullmatch(name) else quote(name)
 
 
