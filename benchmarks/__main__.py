@@ -30,7 +30,7 @@ from pygraph.logs import working
 
 ROOT = Path(__file__).resolve().parent.parent
 _BINDING = {"machine": ("gpu", "device", "cpu", "cores", "torch", "cuda", "driver"), "settings": ("tiny", "blocks")}
-"""Fields that are equal in results that are combined."""
+"""Fields that must be equal in results to combine."""
 BEST = "the best in parts"
 _IN_PARTS = (*BASELINES, GRAPHED)
 """Sides that compile or capture parts of a training step, without PyGraph."""
@@ -72,7 +72,7 @@ def main(names: tuple[str, ...], **options: Any) -> None:
     try:
         out = None if options["out"] is None else Path(options["out"])
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)  # a long run must not end in a folder that cannot be written
+            out.mkdir(parents=True, exist_ok=True)  # now, so that a long run does not fail at its end
         if options["sources"]:
             if names or out is None:
                 raise ValueError("--from measures nothing: it takes no names, and needs --out")
@@ -87,7 +87,7 @@ def main(names: tuple[str, ...], **options: Any) -> None:
 
 
 def chosen(names: Sequence[str], known: Mapping[str, Workload]) -> list[Workload]:
-    """The workloads of these names, or all; a domain or kind stands for all that are of it. Raises ValueError."""
+    """The workloads with these names, or all; a domain or kind stands for all of its workloads. Raises ValueError."""
     found: dict[str, Workload] = {}
     for name in names or list(known):
         matches = [w for w in known.values() if name in (w.name, w.domain, w.kind)]
@@ -100,7 +100,7 @@ def chosen(names: Sequence[str], known: Mapping[str, Workload]) -> list[Workload
 
 
 def missing(workload: Workload) -> list[str]:
-    """The packages that the workload needs and that are not installed."""
+    """Packages that the workload needs but that are not installed."""
     return [name for name in workload.packages if importlib.util.find_spec(name) is None]
 
 
@@ -112,7 +112,7 @@ def show(known: Mapping[str, Workload]) -> None:
 
 
 def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | None) -> None:
-    """Measure, with results written after every workload. Raises ValueError for what cannot be asked for."""
+    """Measure, and write results after every workload. Raises ValueError for invalid names and options."""
     import torch
 
     device = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -123,7 +123,7 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
     for name in against:
         if name in SUITE_SIDES:
             raise ValueError(f"--against {name}: that is a side of the suite")
-        compiler_of(name)  # raises for what there is not
+        compiler_of(name)  # raises if there is none
     named = [name.strip() for name in options["sides"].split(",") if name.strip()]
     sides = sides_for([*named, *against] if named else [], device, {**SUITE_SIDES, **against})
     tiny = device == "cpu" if options["tiny"] is None else options["tiny"]
@@ -166,7 +166,7 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
 def each_measured(
     bench: Bench, programs: Sequence[Program], end: float, jobs: int
 ) -> Iterable[tuple[Program, Document]]:
-    """Each program that there was time for, with its row."""
+    """Each program that was measured in time, with its row."""
     for place in range(0, len(programs), jobs):
         if time.monotonic() >= end:
             return
@@ -176,12 +176,12 @@ def each_measured(
             yield program, row_of(program, found)
 
 
-# -- what is told of a suite, beyond what is told of a script ----------------------------------------------------------
+# -- sections of a suite, in addition to those of a script -------------------------------------------------------------
 
 
 def headline(name: str, row: Document) -> str:
-    """A program in a line: PyGraph's gain over each side in wall time, or, where its side is not there, each side's
-    time; and what failed."""
+    """One line on a program: PyGraph's gain over each side in wall time, or, without PyGraph's side, each side's time;
+    and failures."""
     parts = [f"{side} {found['wall_us']['ratio']:.2f}×" for side, found in row["ratios"].items() if "wall_us" in found]
     if OURS not in row["sides"]:
         times = {
@@ -196,13 +196,13 @@ def headline(name: str, row: Document) -> str:
 
 
 def wall_ratio(row: Document, side: str) -> float | None:
-    """A program's ratio of wall time over ``side``; None where none may be shown."""
+    """A program's ratio of wall time over ``side``; None if none may be shown."""
     found = row["ratios"].get(side, {}).get("wall_us")
     return None if found is None else float(found["ratio"])
 
 
 def geometric(found: Document, side: str) -> tuple[float | None, int]:
-    """The geometric mean of the ratios of wall time over ``side``, and of how many programs it is."""
+    """The geometric mean of the ratios of wall time over ``side``, and the number of programs in it."""
     ratios = [value for row in found["workloads"].values() if (value := wall_ratio(row, side)) is not None]
     return (statistics.geometric_mean(ratios) if ratios else None), len(ratios)
 
@@ -219,7 +219,7 @@ def overall(found: Document) -> list[str]:
 
 
 def against_of(found: Document) -> list[str]:
-    """Other backends that were sides."""
+    """Other backends among the sides."""
     return list(found["settings"].get("against", ()))
 
 
@@ -235,7 +235,7 @@ def losses(found: Document) -> list[str]:
 
 
 def whole(rows: Document) -> list[str]:
-    """Of training steps, wall time of each side over that of ``pygraph.train_step``, and peaks of memory."""
+    """Table of training steps: wall time of each side over that of ``pygraph.train_step``, and peaks of memory."""
     lines, known = [], dict[str, list[float]]()
     for name, row in rows.items():
         right = {side: each for side, each in row["sides"].items() if each["status"] == "ok"}
@@ -285,13 +285,13 @@ def sections(found: Document) -> dict[str, Iterable[str]]:
 
 
 def write_drawn(out: Path, found: Document) -> None:
-    """Write results, page and, where matplotlib is installed, pictures. Raises OSError."""
+    """Write results, page and, if matplotlib is installed, pictures. Raises OSError."""
     pictures = draw(found, out) if importlib.util.find_spec("matplotlib") is not None else []
     write_all(out, found, {"Pictures": pictures, **sections(found)})
 
 
 def read(path: Path) -> Document:
-    """A document that a benchmark wrote, of this version or the one before. Raises ValueError."""
+    """Read a document of a benchmark, of this schema version or the previous one. Raises ValueError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -302,9 +302,9 @@ def read(path: Path) -> Document:
 
 
 def combine(documents: Sequence[Document]) -> Document:
-    """One document of several that were measured on one machine with the same settings; later ones win.
+    """One document from several, measured on one machine with the same settings; later ones take precedence.
 
-    Raises ValueError where they were not.
+    Raises ValueError if machines or settings differ.
     """
     first = documents[0]
     parts: dict[str, dict[str, Any]] = {"workloads": {}, "left_out": {}, "skipped": {}}

@@ -50,30 +50,30 @@ __all__ = ["OURS", "ROWS", "THEIRS", "Side", "measure"]
 
 OURS, THEIRS = "ours", "by hand"
 WARM = 24
-"""Calls before any is timed: the last orders of launches are tried then."""
+"""Untimed calls, in which the last orders of launches are tried."""
 BLOCK_S = 0.04
-"""Seconds that a block of calls takes, about."""
+"""Approximate length of a block of calls, s."""
 HOST = 16
-"""Calls of a block whose host time counts: later ones may wait for the device."""
+"""Number of calls of a block whose host time counts: later ones may wait for the device."""
 TOLERANCE = 1e-2
-"""Of the largest magnitude: half-precision sums, and sums by scatter, in another order."""
+"""Tolerance, relative to the largest magnitude: half-precision and scatter sums may be in another order."""
 KINDS = ("call", "host")
 CHANGES = 200
 LONGEST_S = 90.0
-"""Seconds after which a row is given up."""
+"""Time limit of a row, s."""
 
 Row: TypeAlias = dict[str, Any]
 
 
 class ByHand:
-    """Runs on a side stream three times, is captured, then replayed, as torch's documentation has it."""
+    """A callable that runs on a side stream three times, is captured, then replayed, as in torch's documentation."""
 
     def __init__(self, function: Callable[..., Any], pool: Any = None) -> None:
         self.function, self.pool, self.calls = function, pool, 0
         self.stream = torch.cuda.Stream()
 
     def __call__(self, *args: torch.Tensor) -> Any:
-        """Results are overwritten by the next call."""
+        """Call it. The next call overwrites the results."""
         self.calls += 1
         if self.calls <= 3:
             self.stream.wait_stream(torch.cuda.current_stream())
@@ -92,11 +92,11 @@ class ByHand:
         return self.result
 
 
-# -- what is replaced, and many sizes ----------------------------------------------------------------------------------
+# -- replaced memory, and many sizes -----------------------------------------------------------------------------------
 
 
 class Adapted(nn.Module):
-    """Layers with an adapter beside them, and a cache of their results, which an object of no module holds."""
+    """Layers with an adapter, and a cache of their results, which is in a plain object, not in a module."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -116,12 +116,12 @@ class Adapted(nn.Module):
 
 
 def drawn(like: torch.Tensor) -> torch.Tensor:
-    """Weights that leave numbers as large as they are."""
+    """Weights that preserve the magnitude of activations."""
     return torch.randn_like(like) / like.shape[-1] ** 0.5
 
 
 def changes(side: Side) -> Row:
-    """Of ours: µs of a call after each kind of change, and of one without; wrong results, and captures."""
+    """PyGraph only: µs of a call after each kind of change, and without a change; wrong results, and captures."""
     width = 16 if side.tiny else 1024
     model: Any = made(lambda: Adapted(width), side.device)
     model.cache = side.random(16, width)
@@ -188,7 +188,7 @@ def changes(side: Side) -> Row:
 
 
 def forecast(side: Side) -> Row:
-    """Of ours: bytes that were told and taken for each size, and how far the former are off at most."""
+    """PyGraph only: predicted and actual bytes of each size, and the largest relative error of predictions."""
     few, more = ((2, 8, 32), (4, 20)) if side.tiny else ((2, 16, 64), (4, 8, 24, 48))
     found: Row = {}
     for name, make in SIZED.items():
@@ -204,7 +204,7 @@ def forecast(side: Side) -> Row:
 
 
 def sizes(side: Side) -> Row:
-    """Seconds, and bytes once all sizes were served three times."""
+    """Seconds of the captures, and bytes once all sizes were served three times."""
     batches = new_sizes.TINY_BATCHES if side.tiny else new_sizes.BATCHES
     of = llama.TINY if side.tiny else MIDDLE | {"layers": 8}
     model = made(lambda: llama.Llama(**of, batch=max(batches)), side.device)
@@ -247,7 +247,7 @@ class Side:
         self.graphs: list[Any] = []
 
     def wrap(self, function: Callable[..., Any], held: Any) -> Callable[..., Any]:
-        """The callable as this side runs it."""
+        """The callable in this side's form."""
         if self.is_ours:
             graph: Callable[..., Any] = pygraph.graph(function, held=held)
             self.graphs.append(graph)
@@ -255,11 +255,11 @@ class Side:
         return ByHand(function) if self.device == "cuda" else function
 
     def random(self, *size: int) -> torch.Tensor:
-        """Numbers of the type that models have on the device."""
+        """Random numbers of the element type of models on the device."""
         return torch.randn(size, device=self.device, dtype=floating(self.device))
 
     def begin(self, row: str) -> Row:
-        """Make a callable and warm it up. Returns its last results, and how often it was captured."""
+        """Make a callable and warm it up. Returns its last results, and its number of captures."""
         self.end()
         torch.manual_seed(0)
         start = time.perf_counter()
@@ -272,7 +272,7 @@ class Side:
         return {"seconds": time.perf_counter() - start, "results": results, **self.counts()}
 
     def block(self, calls: int) -> tuple[float, float]:
-        """µs of a call, and of its host alone."""
+        """Time of a call, and its host time only, µs."""
         times = []
         drain(self.device)
         start = time.perf_counter()
@@ -284,19 +284,19 @@ class Side:
         return (time.perf_counter() - start) / calls * 1e6, statistics.median(times[:HOST]) * 1e6
 
     def counts(self) -> Row:
-        """Captures and replays since the row began, and why a call was no replay."""
+        """Captures and replays since the row began, and the reason why a call was not a replay."""
         found = pygraph.counters()
         counts = {kind: found.get(kind, 0) - self.before.get(kind, 0) for kind in ("captures", "replays")}
         return counts | {"reason": next((graph.record.reason for graph in self.graphs if graph.record.reason), None)}
 
     def once(self, row: str) -> Row:
-        """Measure a row whose sides do not take turns."""
+        """Measure a row in which sides do not alternate."""
         self.end()
         torch.manual_seed(0)
         return ONCE[row](self)
 
     def start(self) -> None:
-        """Load libraries, and build those of the runtime."""
+        """Load libraries, and build those of PyGraph's runtime."""
         self.end()
         layer = nn.Linear(8, 8, device=self.device)
         run = self.wrap(layer, layer)
@@ -317,22 +317,22 @@ class Side:
 
 
 def serve(pipe: Any, *args: Any) -> None:
-    """A side in this process: answers one method after the other."""
+    """Serve a side in this process: answers one method call after another."""
     side = Side(*args)
     if side.device == "cpu":
-        torch.set_num_threads(1)  # those of both sides would wait for each other
+        torch.set_num_threads(1)  # threads of both sides would wait for each other
     with torch.no_grad(), waiting_for_builds(), contextlib.suppress(EOFError):
         while True:
             method, given = pipe.recv()
             try:
                 pipe.send((True, getattr(side, method)(*given)))
-            except Exception as error:  # noqa: BLE001 - of one row
+            except Exception as error:  # noqa: BLE001 - it ends only one row
                 traceback.print_exc()
                 pipe.send((False, f"{type(error).__name__}: {str(error)[:2000]}"))
 
 
 class Apart:
-    """A side in a process of its own, which is started anew once it does not answer."""
+    """A side in its own process, which is restarted if it does not answer."""
 
     def __init__(self, *args: Any) -> None:
         self.args, self.end_by = args, math.inf
@@ -367,7 +367,7 @@ class Apart:
 
 
 def timed(name: str, sides: Mapping[str, Any], rounds: int) -> Row:
-    """Blocks of both sides in turn."""
+    """Measure a row by alternating blocks of both sides."""
     found: Row = {side: each.begin(name) for side, each in sides.items()}
     results = {side: list(map(torch.from_numpy, found[side].pop("results"))) for side in sides}
     assert_close(results[OURS], results[THEIRS], TOLERANCE)
@@ -397,7 +397,7 @@ def once(name: str, sides: Mapping[str, Any]) -> Row:
 def measure(
     only: Sequence[str], sides: Mapping[str, Any], rounds: int, seconds: float, out: Path | None, about: Row
 ) -> dict[str, Row]:
-    """All rows, while there is time; each is printed, and written to ``out`` with those before."""
+    """All rows, while there is time. Each is printed, and written to ``out`` with the earlier ones."""
     began, found = time.perf_counter(), dict[str, Row]()
     for side in sides.values():
         side.start()
@@ -409,7 +409,7 @@ def measure(
             if start - began > seconds:
                 raise TimeoutError("no time was left")
             row = timed(name, sides, rounds) if name in TIMED else once(name, sides)
-        except Exception as error:  # noqa: BLE001 - the other rows are measured all the same
+        except Exception as error:  # noqa: BLE001 - the other rows are still measured
             row = {"error": f"{type(error).__name__}: {error}"}
         row["took"] = time.perf_counter() - start
         found[name] = row

@@ -1,6 +1,6 @@
 """Callables that ``benchmarks/by_hand.py`` captures: inference, training, streams, and pieces as vLLM cuts them.
 
-Each is made for a side, which wraps it, and has four sets of arguments that come in turn.
+Each is made for a side, which wraps it, and has four sets of arguments that alternate.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ MIDDLE = {"layers": 16, "width": 1024, "inner": 4096, "heads": 16, "groups": 4, 
 TURNS = range(4)
 
 Calls: TypeAlias = tuple[Callable[..., Any], Sequence[tuple[Any, ...]], Sequence[torch.Tensor]]
-"""A callable as a side runs it, arguments in turn, and state that it trains."""
+"""A callable in a side's form, its sets of arguments, and the state that it trains."""
 
 
 class Wrapping(Protocol):
-    """The side that a callable is made for."""
+    """The side for which a callable is made."""
 
     device: str
     tiny: bool
     is_ours: bool
 
     def wrap(self, function: Callable[..., Any], held: Any) -> Callable[..., Any]:
-        """The callable, as this side runs it."""
+        """The callable in this side's form."""
 
     def random(self, *size: int) -> torch.Tensor:
-        """Numbers of the type that models have on the device."""
+        """Random numbers of the element type of models on the device."""
 
 
 def layers(width: int, count: int = 8) -> nn.Sequential:
@@ -139,7 +139,7 @@ def mlp(side: Wrapping) -> Calls:
 
 
 def gcn(side: Wrapping) -> Calls:
-    """A graph network of three layers, on other edges in each call."""
+    """A graph network of three layers, with different edges in each call."""
     nodes, width = (40, 16) if side.tiny else (2000, 128)
     torch.manual_seed(0)
     model = Gcn(width, 3, 16).to(side.device).eval()
@@ -147,7 +147,7 @@ def gcn(side: Wrapping) -> Calls:
 
 
 def two_streams(side: Wrapping) -> Calls:
-    """Two chains of linear layers, the second on a stream of its own."""
+    """Two chains of linear layers, the second on its own stream."""
     width = 16 if side.tiny else 512
     both: Any = made(lambda: nn.ModuleList((layers(width), layers(width))), side.device)
     other = torch.cuda.Stream() if side.device == "cuda" else None
@@ -175,13 +175,13 @@ def _forked(stream: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def held(side: Wrapping) -> Calls:
-    """150 small layers, one behind the other: 300 parameters."""
+    """A chain of 150 small layers: 300 parameters."""
     model = made(lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(6 if side.tiny else 150))), side.device)
     return side.wrap(model, model), [(side.random(4, 16),) for _ in TURNS], ()
 
 
 def refused(side: Wrapping) -> Calls:
-    """Eight layers, of which the host reads a number; the other side is eager."""
+    """Eight layers, and a host read of a result; the other side is eager."""
     width = 16 if side.tiny else 512
     model = made(lambda: layers(width), side.device)
 
@@ -200,7 +200,7 @@ def refused(side: Wrapping) -> Calls:
 
 
 class Engine:
-    """Surroundings of a wrapper in vLLM: the context of a step, and whether captures are allowed."""
+    """Environment of a wrapper in vLLM: the context of a step, and the permission to capture."""
 
     mode = enum.Enum("mode", ("NONE", "PIECEWISE"))
 
@@ -222,7 +222,7 @@ class Engine:
         return wrapper
 
     def by_hand(self, runnable: Any) -> Callable[..., Any]:
-        """Arguments are in the same memory in each call: nothing is copied."""
+        """vLLM's form by hand. Arguments are in the same memory in each call: nothing is copied."""
         graphs: dict[Any, tuple[Any, Any]] = {}
 
         def call(*args: Any) -> Any:
@@ -248,7 +248,7 @@ def _module(**members: Any) -> ModuleType:
 
 
 def pieces(side: Wrapping, width: int, inner: int) -> Calls:
-    """A step of 17 pieces, with attention between them, which is in no graph."""
+    """A step of 17 pieces, with uncaptured attention between them."""
     width, inner, cuts, batch = (32, 64, 3, 2) if side.tiny else (width, inner, 17, 8)
     sizes = ((width,), (width,), (width, width), (3 * width, width), (inner, width), (inner, width), (width, inner))
     torch.manual_seed(0)
@@ -297,8 +297,8 @@ def piece(
     up: torch.Tensor,
     down: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """From an attention operator to the next one: takes the first one's result, [batch, width], the residual stream
-    and weights. Returns queries, keys and values, memory for the next result, and the stream."""
+    """The piece between two attention operators: takes the result of the first, [batch, width], the residual stream and
+    weights. Returns queries, keys and values, memory for the next result, and the residual stream."""
     x = x + F.linear(seen, out)
     y = F.rms_norm(x, before.shape, before)
     x = x + F.linear(F.silu(F.linear(y, gate)) * F.linear(y, up), down)
@@ -308,11 +308,11 @@ def piece(
 # -- models of many sizes ----------------------------------------------------------------------------------------------
 
 Sized: TypeAlias = tuple[nn.Module, Any, tuple[torch.Tensor, ...]]
-"""A model, what varies (a place of ``pygraph.prepare``), and arguments."""
+"""A model, the size that varies (a place of ``pygraph.prepare``), and arguments."""
 
 
 class Attention(nn.Module):
-    """Of [batch, length, width], with scores in memory."""
+    """Attention over [batch, length, width], with scores in memory."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ class Attention(nn.Module):
 
 
 def _sized(make: Callable[[int], nn.Module], shape: tuple[int, ...], width: int, dim: int = 0) -> Any:
-    """A model of a width, or of 16 in its tiny form; a 0 in a shape stands for it."""
+    """A model of a width, or of width 16 in its tiny form; a 0 in a shape stands for the width."""
 
     def build(side: Wrapping) -> Sized:
         own = 16 if side.tiny else width
@@ -363,7 +363,7 @@ SIZED: dict[str, Callable[[Wrapping], Sized]] = {
     "decode": _decoder,
     "gcn, edges": _of_edges,
 }
-"""Callables whose memory is forecast."""
+"""Models whose memory is forecast."""
 
 EIGHT: dict[str, Callable[[Wrapping], Calls]] = {
     "decode": decode,

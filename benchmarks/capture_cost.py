@@ -1,11 +1,11 @@
-"""Host time of the call that captures another size, in uncaptured calls of that size, and of its parts.
+"""Host time of the call that captures another size, relative to uncaptured calls of that size, and of its parts.
 
     size 128   4 uncaptured calls   one captures, twice, and compares   2 replays     the first: apart
     size 2     4 uncaptured calls   one captures                        2 replays     host: that call in uncaptured ones
 
-``benchmarks/new_sizes.py`` prints the medians. Everything is measured in one process, which PyGraph compiles. Each size
-is called seven times; the first call is not counted, and the last two may capture another order instead. Results of a
-size are compared. A capture of proven kernels, ``proven``, is used without a comparison; others are ``compared``.
+``benchmarks/new_sizes.py`` prints the medians. PyGraph compiles all models, which are measured in one process. Each
+size is called seven times; the first call does not count, and the last two may capture another order instead. Results
+of a size are compared. A capture of proven kernels, ``proven``, is used without comparison; others are ``compared``.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ __all__ = ["PROGRAMS", "Meter", "Program", "assert_close", "cost_of", "drain"]
 OPTIONS = {
     "capture_after": 5,
     "ledger": False,
-    "passes": "legality,placement,partitioning,indirection",  # captures whatever can be, however little that saves
+    "passes": "legality,placement,partitioning,indirection",  # captures all that it can, even if that saves little
     "cache_dir": None,
 }
 CALLS_OF_A_SIZE = 7
 TOLERANCE = 1e-2
-"""Of the largest magnitude: half-precision sums in another order."""
+"""Tolerance, relative to the largest magnitude: half-precision sums may be in another order."""
 
 Arguments: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Program:
-    """A model and its arguments of each size, in their usual and in a tiny form.
+    """A model and its arguments for each size, in normal and in tiny form.
 
     Args:
-        model: Makes the model; its argument says if it is tiny.
-        arguments: Of a size, on the device that is the default.
-        sizes: Batch sizes or lengths.
-        tiny: Sizes of the tiny form.
+        model: makes the model; its argument is true for the tiny form
+        arguments: makes the arguments of a size, on the default device
+        sizes: batch sizes or lengths
+        tiny: sizes of the tiny form
     """
 
     model: Callable[[bool], nn.Module]
@@ -62,7 +62,7 @@ class Program:
 
 
 class Logits(nn.Module):
-    """A model of ``transformers`` that returns its logits alone."""
+    """A model of ``transformers`` that returns only its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -114,13 +114,13 @@ PROGRAMS: dict[str, Program] = {
 
 @dataclass
 class Meter:
-    """Seconds spent in, and calls of, the parts of a capture since it was last emptied."""
+    """Seconds spent in the parts of a capture, and their calls, since the last ``empty``."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
 
     def empty(self) -> None:
-        """Start anew."""
+        """Reset all counts."""
         self.seconds.clear()
         self.calls.clear()
 
@@ -140,7 +140,7 @@ class Meter:
 
 @contextlib.contextmanager
 def metered(meter: Meter, device: str) -> Iterator[None]:
-    """Have ``meter`` time captures, instantiations and comparisons (which hold the uncaptured run of the call)."""
+    """Have ``meter`` time captures, instantiations and comparisons (which include the uncaptured run of the call)."""
     driver = driver_for(device)
     if driver is None:
         raise RuntimeError(f"no driver captures on {device}")
@@ -153,8 +153,8 @@ def metered(meter: Meter, device: str) -> Iterator[None]:
 
 
 def cost_of(program: Program, device: str, *, tiny: bool = False) -> dict[str, Any]:
-    """Host times of the calls that capture a size, in uncaptured calls of that size: a median of all sizes but the
-    first, ``host``, and a figure for each size. Parts of these calls in µs."""
+    """Host times of the calls that capture a size, relative to uncaptured calls of that size: ``host`` is the median
+    over all sizes except the first, and each size has a figure. Parts of these calls in µs."""
     torch._dynamo.reset()
     pygraph.reset()
     model = made(lambda: program.model(tiny), device)
@@ -185,7 +185,7 @@ def _placed(program: Program, size: int, device: str, tiny: bool) -> Arguments:
 
 
 def _row(size: int, call: Callable[[], Any], meter: Meter, device: str) -> dict[str, Any]:
-    """Times in µs of the calls of one size: uncaptured, the first that captures, later ones that do, and replays."""
+    """Times of the calls of one size, µs: uncaptured calls, the first capture, later captures, and replays."""
     times: dict[str, list[float]] = {}
     found: dict[str, Any] = {"size": size}
     results = []
@@ -221,7 +221,7 @@ def drain(device: str) -> None:
 
 
 def assert_close(result: Any, expected: Any, tolerance: float) -> None:
-    """Raises AssertionError where a result is further off than ``tolerance`` of the largest magnitude expected."""
+    """Raise AssertionError if a result differs by more than ``tolerance`` times the largest expected magnitude."""
     if isinstance(expected, torch.Tensor):
         off = (result.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-12)
         assert off <= tolerance, f"a result is off by {off:.2e} of its largest magnitude"
@@ -231,7 +231,7 @@ def assert_close(result: Any, expected: Any, tolerance: float) -> None:
 
 
 def _counts() -> tuple[int, int, int]:
-    """Captures and replays of all regions so far, and how many of the captures were not compared."""
+    """Number of captures and replays of all regions so far, and of captures without comparison."""
     records = [region.record for report in pygraph.reports() for region in report.regions]
     known = [record for record in records if record is not None]
     return (

@@ -30,7 +30,7 @@ from pygraph.runtime.native_build import waiting_for_builds
 ROOT = Path(__file__).resolve().parents[1]
 BASE, STEP = "default", "step"
 CALLS = 6
-"""Of a process. The first one compiles; what the others compile, capture or compare shows in their times."""
+"""Calls of a process. The first one compiles; if later calls compile, capture or compare, their times show it."""
 
 
 def one(name: str, side: str, device: str) -> list[float]:
@@ -50,7 +50,7 @@ def one(name: str, side: str, device: str) -> list[float]:
 
 
 def measure(name: str, device: str, runs: int) -> dict[str, Any]:
-    """Both sides of a workload in turn, ``runs`` times: medians in seconds, and their ratio."""
+    """Measure both sides of a workload alternately, ``runs`` times: medians in seconds, and their ratio."""
     found: dict[str, list[list[float]]] = {BASE: [], STEP: []}
     for _ in range(runs):
         for side, calls in found.items():

@@ -31,27 +31,27 @@ from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
 SIDES = ("eager", "default", "reduce-overhead", "pygraph", "measured-collectives", "step", "step-measured-collectives")
-"""``step``: by ``pygraph.train_step``; for training."""
+"""Sides; ``step`` uses ``pygraph.train_step``, and is for training."""
 COMPARED = 6
-"""Calls that are compared with eager ones."""
+"""Number of calls that are compared with eager ones."""
 CHOOSING = 200
-"""Calls behind them: more than PyGraph takes turns in until it has chosen an order, and how collectives are sent."""
+"""Number of calls after them: more than PyGraph needs to choose an order, and a form of collectives."""
 PEAKS = ("first_allocated_mb", "allocated_mb", "reserved_mb")
-"""Peaks of memory: of the calls that compile and capture, of those that are timed, and of what the allocator holds."""
+"""Peaks of memory, MB: during calls that compile and capture, during timed calls, and of the allocator's reserve."""
 SECONDS = 150
-"""Until a side of a workload is taken to be stuck."""
+"""Time after which a side of a workload counts as stuck, s."""
 ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_GRAPH_REGISTER": "0"}
 """NVLink multicast stays off; collectives may be captured."""
 
 Wrap = Callable[[Any], Any]
-"""Does something to a module or a function."""
+"""Wraps a module or a function."""
 Step = Callable[[int], torch.Tensor]
-"""The n-th call; returns what is compared."""
+"""Makes the n-th call; returns the tensor to compare."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """How a side compiles: a model, or a whole training step; in ``one`` graph, which hooks of FSDP2 do not allow."""
+    """Compiles a model or a whole training step as a side does; in ``one`` graph, which FSDP2's hooks do not allow."""
 
     name: str
     one: bool = False
@@ -72,7 +72,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Place:
-    """This process: its ``rank`` of ``size``, and the ``device`` it has. ``tiny``: sizes for a test."""
+    """This process: its ``rank`` of ``size``, and its ``device``. ``tiny``: sizes for a test."""
 
     rank: int
     size: int
@@ -84,7 +84,7 @@ class Place:
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def numbers(self, *shape: int, seed: int) -> torch.Tensor:
-        """Normal ones, the same for one seed on every rank: all have devices of one kind."""
+        """Normal random numbers, equal for equal seeds on all ranks: all have devices of one kind."""
         source = torch.Generator(self.device).manual_seed(seed)
         return torch.randn(*shape, generator=source, device=self.device).to(self.dtype)
 
@@ -100,8 +100,8 @@ class Place:
 
 
 class Attention(nn.Module):
-    """``heads`` of its own, of ``whole`` in all ranks; keys and values are written in place. ``reduce`` sums over
-    ranks."""
+    """Attention with ``heads`` of the ``whole`` heads of all ranks; keys and values are written in place. ``reduce``
+    sums over ranks."""
 
     def __init__(self, width: int, heads: int, whole: int, reduce: Wrap) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Gated(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Llama-like. Each rank has part of each layer, embedding and head whole."""
+    """Llama-like decoder. Each rank has a part of each layer, and the whole embedding and head."""
 
     def __init__(self, layers: int, width: int, heads: int, hidden: int, tokens: int, ways: int, reduce: Wrap) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
 
 
 SPLIT = {"query": 0, "key": 0, "value": 0, "gate": 0, "up": 0, "out": 1, "down": 1}
-"""The dimension in which a weight is split among ranks."""
+"""The dimension along which a weight is split among ranks."""
 
 
 ONE_BILLION = {"layers": 16, "width": 2048, "heads": 16, "hidden": 5632, "tokens": 8192}
@@ -273,7 +273,7 @@ class Gpt(nn.Module):
 
 
 def gpt(place: Place, layers: int) -> tuple[Gpt, Callable[[int], tuple[torch.Tensor, ...]]]:
-    """The model, the same on each rank, and batches, which are the rank's own."""
+    """The model, equal on all ranks, and batches, which differ between ranks."""
     width, heads, tokens, length, batch = (768, 12, 16384, 512, 2)
     if place.tiny:
         layers, width, heads, tokens, length, batch = (2, 32, 2, 64, 16, 2)
@@ -286,7 +286,7 @@ def gpt(place: Place, layers: int) -> tuple[Gpt, Callable[[int], tuple[torch.Ten
 def training(
     run: Any, parameters: Any, batch: Callable[[int], tuple[torch.Tensor, ...]], place: Place, side: Side
 ) -> Step:
-    """A step of AdamW. Compared is the loss."""
+    """A training step with AdamW. The loss is compared."""
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=place.device.type == "cuda")
 
     @side.step
@@ -333,11 +333,11 @@ def fsdp(place: Place, side: Side, *, whole: bool = False) -> Step:
 
 
 ROUTER = 7
-"""The seed of the directions that experts are chosen by. Rows lie near one each: no rounding sends one elsewhere."""
+"""Seed of the directions that select experts. Each row is near one of them: rounding does not change its expert."""
 
 
 class Experts(nn.Module):
-    """Each rank has some of the experts. Rows go to theirs and back, each expert takes up to ``capacity`` of a rank."""
+    """Experts, some on each rank. Rows go to their experts and back; each takes up to ``capacity`` rows of a rank."""
 
     def __init__(self, place: Place, width: int, hidden: int, experts: int, capacity: int, seed: int) -> None:
         super().__init__()
@@ -404,8 +404,8 @@ WORKLOADS_THAT_TRAIN = frozenset({"ddp", "fsdp-layers", "fsdp-whole"})
 
 
 def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]) -> dict[str, Any]:
-    """The row of one side, with what was ``captured`` on each rank. ``expected`` are the results of eager; its own row
-    fills it."""
+    """The row of one side, with facts on captures of each rank in ``captured``. ``expected`` has the results of eager,
+    whose own row fills it."""
     import pygraph
     from pygraph.bench.worker import what_was_captured
 
@@ -468,7 +468,7 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
 
 
 def child(rank: int, size: int, store: str, workload: str, sides: list[str], tiny: bool) -> None:
-    """Measure ``sides`` in turn, and print a line when one begins and when it ends."""
+    """Measure ``sides`` one by one, and print a line at the beginning and end of each."""
     from pygraph.runtime.native_build import waiting_for_builds
 
     cuda = torch.cuda.is_available() and torch.cuda.device_count() >= size
@@ -498,8 +498,8 @@ def child(rank: int, size: int, store: str, workload: str, sides: list[str], tin
 
 
 def launch(size: int, workload: str, sides: list[str], tiny: bool) -> list[dict[str, Any]]:
-    """The rows of one set of processes, each printed as soon as rank 0 has it; the last one has a ``failed`` text if
-    they ended."""
+    """The rows of one set of processes, each printed as soon as rank 0 has it; if processes ended, the last row has a
+    ``failed`` text."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Path(folder, "said").open("w") as told,
@@ -520,7 +520,7 @@ def launch(size: int, workload: str, sides: list[str], tiny: bool) -> list[dict[
 
         def read() -> None:
             nonlocal rest
-            *lines, rest = (rest + heard.read()).split("\n")  # the last one is not whole yet
+            *lines, rest = (rest + heard.read()).split("\n")  # the last one is not complete yet
             for line in lines:
                 if line.startswith("{"):
                     said.append(json.loads(line))
@@ -529,7 +529,7 @@ def launch(size: int, workload: str, sides: list[str], tiny: bool) -> list[dict[
 
         end = time.monotonic() + (SECONDS + 30) * (len(sides) + 1)
         while any(each.poll() is None for each in ranks) and time.monotonic() < end:
-            if any(each.poll() for each in ranks):  # the others wait for it: what they print says where
+            if any(each.poll() for each in ranks):  # the others wait for it: their output says where
                 end = min(end, time.monotonic() + 20)
             time.sleep(0.1)
             read()

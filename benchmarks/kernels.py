@@ -1,12 +1,12 @@
 """One configuration of each Triton kernel for all sides of a program.
 
-Inductor times the configurations of a kernel and takes the fastest. On a noisy machine that may be one half as fast,
-and two sides may take different ones. So the first process that times a kernel decides, and writes it down::
+Inductor times the configurations of a kernel and takes the fastest. On a noisy machine, the choice may be half as fast
+as the best, and two sides may choose differently. So the first process that times a kernel decides for all::
 
     choices.json   {"<hash of source, sizes, types, candidates>": "XBLOCK=128 num_warps=4 num_stages=1", …}
 
-Inductor's own files of choices do not serve: their keys hold the number of a kernel in its program, and compiled graphs
-in its cache come with one configuration alone.
+Inductor's own files of choices do not work here: their keys include the number of a kernel in its program, and compiled
+graphs in its cache have only one configuration.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Autotuner: TypeAlias = Any
 
 
 class Choices:
-    """Decisions by key in a JSON file. The first one stands, whoever makes it; each is on disk at once."""
+    """Decisions by key in a JSON file. The first decision of any process stays; each is written immediately."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class Choices:
         return self._read().get(key)
 
     def put(self, key: str, value: Any) -> Any:
-        """Decide, unless it has been decided already; returns what stands. Raises OSError."""
+        """Store a decision, unless there is one already; returns the stored one. Raises OSError."""
         with locked(self._path.with_suffix(".lock")):
             known = self._read()
             if key not in known:
@@ -51,7 +51,7 @@ class Choices:
             return known.get(key, value)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the GPU: no other process of this program times kernels meanwhile. Raises OSError."""
+        """Lock the GPU: no other process of this program times kernels meanwhile. Raises OSError."""
         return locked(self._path.with_suffix(".gpu"))
 
     def _read(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Choices:
 
 @contextlib.contextmanager
 def sharing(path: Path) -> Iterator[None]:
-    """While the context lasts, Inductor takes what the file at ``path`` says, and adds what it had to time itself."""
+    """In this context, Inductor takes the decisions in the file at ``path``, and adds those that it makes itself."""
     timing, choices = inductor_timing(), Choices(path)
     time_all, pads = timing.autotuner.benchmark_all_configs, timing.padding.is_padded_faster
     common = timing.kernel.inductor_meta_common.__func__
@@ -87,7 +87,7 @@ def sharing(path: Path) -> Iterator[None]:
         return padded
 
     def without_caches(cls: Any) -> dict[str, Any]:
-        """In the kernel's source, so that processes which compile and the thread of a backward obey as well."""
+        """Set the options in the kernel's source, so that compile processes and the thread of a backward obey, too."""
         return {**common(cls), "autotune_local_cache": False, "autotune_remote_cache": False}
 
     with (
@@ -105,7 +105,7 @@ def configuration(config: Any) -> str:
 
 
 def kernel_key(kernel: Autotuner) -> str:
-    """A hash of what a kernel does and may be configured as, without its name, which differs from side to side."""
+    """A hash of a kernel's code and its candidate configurations, without its name, which differs between sides."""
     source = kernel.fn.src
     if named := re.match(r"def\s+(\w+)", source):
         source = re.sub(rf"\b{named[1]}\b", "kernel", source)

@@ -1,7 +1,7 @@
-"""A decode step of a Llama-like model, whose caches are its own: the position is a tensor, or a Python int.
+"""A decode step of a Llama-like model, which owns its caches. The position is a tensor, or a Python int.
 
-tensor   each sequence writes its slot of the cache and attends to all of it, masked: sizes are batch sizes
-int      slices the caches, and attends to what was written so far, as in torchbench: a size for each position
+tensor   each sequence writes its slot of the cache and attends to the whole cache, masked: sizes are batch sizes
+int      slices the caches, and attends to the written part, as in torchbench: a size for each position
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["BILLION", "SMALL", "TINY", "Llama"]
 
 BILLION = {"layers": 16, "width": 2048, "inner": 8192, "heads": 32, "groups": 8, "words": 32000, "length": 128}
 SMALL = {"layers": 8, "width": 512, "inner": 1536, "heads": 8, "groups": 8, "words": 32000, "length": 256}
-"""The sizes of torchbench's llama, which caches more than the positions of this one."""
+"""The sizes of torchbench's llama, whose cache is longer than the positions used here."""
 TINY = {"layers": 1, "width": 32, "inner": 64, "heads": 4, "groups": 2, "words": 64, "length": 32}
 
 
@@ -50,7 +50,7 @@ class Layer(nn.Module):
             cache.view(-1, self.groups, self.each).index_copy_(0, slots, new)
         keys, values = (cache[:batch].transpose(1, 2) for cache in (self.keys, self.values))
         mask = (torch.arange(length, device=q.device) <= at)[None, None, None]
-        q = q.view(batch, self.groups, -1, self.each)  # the heads of a group are queries of it
+        q = q.view(batch, self.groups, -1, self.each)  # the heads of a group are its queries
         return nn.functional.scaled_dot_product_attention(q, keys, values, mask)
 
     def sliced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: int) -> torch.Tensor:
@@ -84,8 +84,8 @@ class Llama(nn.Module):
         self.register_buffer("turns", torch.stack((angles.cos(), angles.sin()), 1))
 
     def forward(self, tokens: torch.Tensor, at: torch.Tensor | int) -> list[torch.Tensor]:
-        """The last hidden state, [batch, width], and each sequence's largest logit: logits would be most of the memory
-        that captures keep."""
+        """The last hidden state, [batch, width], and each sequence's largest logit: all logits would take most of the
+        memory of captures."""
         x = self.embed(tokens)
         turn = (self.turns[at : at + 1] if isinstance(at, int) else self.turns[at])[0]
         for layer in self.layers:

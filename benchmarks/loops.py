@@ -45,9 +45,9 @@ __all__ = ["ROWS", "measure"]
 
 OURS = "loop"
 WARM, LONGEST_CONTEST = 6, 200
-"""Calls before any is timed, and while orders of launches are decided on."""
+"""Minimum number of untimed calls, and limit on calls while orders of launches are undecided."""
 TOLERANCE = 1e-2
-"""Of the largest magnitude: half-precision sums in another order."""
+"""Tolerance, relative to the largest magnitude: half-precision sums may be in another order."""
 
 Run = Callable[[], Any]
 Sides = dict[str, Run]
@@ -55,7 +55,7 @@ Row = dict[str, Any]
 
 
 def by_hand(function: Callable[..., Any], *args: torch.Tensor) -> tuple[Run, Any]:
-    """A graph of a call with these tensors, captured as torch's documentation has it: its replay, and its results."""
+    """Capture a call with these tensors as in torch's documentation. Returns the graph's replay, and the results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -127,7 +127,7 @@ def unrolled(device: str, tiny: bool) -> Sides:
 
 
 def rollout(device: str, tiny: bool) -> Sides:
-    """Poles on carts, as gym has them, in tensors."""
+    """Gym's cart-pole environments, in tensors."""
     count, steps = (16, 8) if tiny else (1024, 256)
     policy = made(
         lambda: nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)), device
@@ -202,7 +202,7 @@ def diffusion(device: str, tiny: bool) -> Sides:
 
 
 def early_exit(device: str, tiny: bool) -> Sides:
-    """The host of the other side reads the condition."""
+    """On the other side, the host reads the condition."""
     width, layers = (16, 4) if tiny else (512, 16)
     net = made(lambda: nn.Sequential(*(Perceptron(width) for _ in range(layers))), device).float()
     first, last = net[: layers // 2], net[layers // 2 :]
@@ -304,7 +304,7 @@ ROWS: dict[str, Callable[[str, bool], Sides]] = {
 
 
 def taken(device: str, run: Run) -> tuple[Any, int]:
-    """The result of the first calls, and bytes of the device that they keep."""
+    """Make the first calls. Returns the last result, and the bytes of the device that they keep."""
     before = torch.cuda.mem_get_info()[0] if device == "cuda" else 0
     result = run()
     for call in range(1, LONGEST_CONTEST):
@@ -316,7 +316,7 @@ def taken(device: str, run: Run) -> tuple[Any, int]:
 
 
 def measure(name: str, device: str, tiny: bool, rounds: int) -> Row:
-    """Median ms of a loop on each side, and the least ratio to ours of any."""
+    """Median time of a loop on each side, ms, and the smallest ratio of any side to PyGraph."""
     torch.manual_seed(0)
     pygraph.reset()
     torch.compiler.reset()
@@ -371,7 +371,7 @@ def main() -> None:
 def run_all(
     names: Sequence[str], device: str, tiny: bool, rounds: int, seconds: float, out: Path | None
 ) -> Mapping[str, Row]:
-    """All rows, while there is time; a row that fails says so."""
+    """All rows, while there is time; a row that fails has the error."""
     began, rows = time.perf_counter(), dict[str, Row]()
     with torch.no_grad(), waiting_for_builds():
         for name in names:
@@ -379,7 +379,7 @@ def run_all(
                 break
             try:
                 rows[name] = measure(name, device, tiny, rounds)
-            except Exception as error:  # noqa: BLE001 - the other rows are measured all the same
+            except Exception as error:  # noqa: BLE001 - the other rows are still measured
                 rows[name] = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
             print(f"{name}: {json.dumps(rows[name])}", flush=True)
             if out is not None:

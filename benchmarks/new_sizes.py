@@ -44,18 +44,18 @@ __all__ = ["ROWS", "graphs", "position", "prepared"]
 BATCHES = (1, 2, 4, *range(8, 257, 8))
 TINY_BATCHES = (1, 2, 4, 6, 8)
 HALF = 1e-2
-"""Tolerance of results, of their largest magnitude: half-precision sums in another order."""
+"""Tolerance of results, relative to their largest magnitude: half-precision sums may be in another order."""
 SCATTERED = 1e-3
-"""Tolerance of results: float32 sums in no fixed order."""
+"""Tolerance of results: float32 sums have no fixed order."""
 
 SHOWN = 400
-"""Characters of a row that are printed; the file has all."""
+"""Number of characters of a row that are printed; the file has all."""
 
 Row = dict[str, Any]
 
 
 def fresh() -> None:
-    """Forget what was compiled and captured."""
+    """Forget all compiled code and captures."""
     torch._dynamo.reset()
     pygraph.reset()
     gc.collect()
@@ -70,8 +70,8 @@ def compiled_by(backend: str, model: nn.Module, dynamic: bool | None) -> Callabl
 
 
 class ByHand:
-    """A graph of each size, as serving frameworks capture them: largest first, after one call, in one pool of memory,
-    with views of the largest arguments. On a CPU, a size is called a second time instead."""
+    """A graph for each size, captured as in serving frameworks: largest first, after one call, in one memory pool, with
+    views of the largest arguments. On a CPU, a size is called a second time instead."""
 
     def __init__(self, step: Callable[..., Any], tokens: torch.Tensor, at: torch.Tensor) -> None:
         self.step, self.tokens, self.at = step, tokens.clone(), at.clone()
@@ -92,7 +92,7 @@ class ByHand:
             self.graphs[batch] = graph, result
 
     def __call__(self, tokens: torch.Tensor, at: torch.Tensor) -> Any:
-        """Results are overwritten by the next call."""
+        """Call a size. The next call overwrites the results."""
         batch = tokens.shape[0]
         self.tokens[:batch].copy_(tokens)
         self.at.copy_(at)
@@ -104,7 +104,7 @@ class ByHand:
 
 
 class Prepared:
-    """Sizes that ``pygraph.prepare`` captured."""
+    """Sizes captured by ``pygraph.prepare``."""
 
     def __init__(self, step: Callable[..., Any], tokens: torch.Tensor, at: torch.Tensor) -> None:
         self.step, self.tokens, self.at = step, tokens, at
@@ -120,7 +120,7 @@ class Prepared:
 
 
 def memory(device: str) -> dict[str, int]:
-    """Bytes in torch's allocator, and outside of it, once idle ones were given back."""
+    """Bytes in torch's allocator, and outside of it, after idle memory is freed."""
     if device != "cuda":
         return {"reserved": 0, "outside": 0}
     gc.collect()
@@ -201,7 +201,7 @@ def prepared(device: str, tiny: bool, swapped: bool) -> Row:
 
 COUNTS = ("captures", "replays", "uncaptured", "evicted")
 BLOCK = 16
-"""Calls of one side in a row."""
+"""Number of successive calls of one side."""
 
 
 def passes(
@@ -261,14 +261,14 @@ def passes(
 
 
 def counted() -> dict[str, int]:
-    """Counts of this process, and of the captures those of proven kernels."""
+    """Counters of this process, and the number of captures of proven kernels."""
     records = [region.record for report in pygraph.reports() for region in report.regions]
     proven = sum(record.proven for record in records if record is not None)
     return {**{kind: pygraph.counters().get(kind, 0) for kind in COUNTS}, "proven": proven}
 
 
 def position(device: str, tiny: bool, swapped: bool) -> Row:
-    """Four passes over positions 1 to 128 of 32 sequences, with an attention as long as what was written."""
+    """Four passes over positions 1 to 128 of 32 sequences, with attention over the written part of the cache."""
     sizes, batch, last = (llama.TINY, 2, 12) if tiny else (llama.SMALL, 32, 128)
     torch.manual_seed(1)
     tokens = torch.randint(0, sizes["words"], (last, batch), device=device)
@@ -288,7 +288,7 @@ def position(device: str, tiny: bool, swapped: bool) -> Row:
 
 
 def graphs(device: str, tiny: bool, swapped: bool) -> Row:
-    """Three passes over graphs of other numbers of nodes and edges each, as a loader of batches makes them."""
+    """Three passes over graphs with different numbers of nodes and edges, as from a loader of batches."""
     count, width, most = (8, 16, 40) if tiny else (200, 128, 3000)
     torch.manual_seed(1)
     drawn = random.Random(1)
@@ -326,11 +326,11 @@ TABLE = (
     ("position", "third pass", "third pass", 1.5),
     ("graphs", "all", "200 sizes of a graph, each seen three times, over default", 1.0),
 )
-"""Row, figure, what it is, and the figure aimed at."""
+"""Row, figure, description, and target."""
 
 
 def measure(only: Sequence[str], device: str, seconds: float, out: Path | None, *, tiny: bool) -> dict[str, list[Row]]:
-    """Rounds of each row: all once, then those with two sides again while another round ends within ``seconds``."""
+    """Rounds of each row: all once, then rows with two sides again, while a further round fits in ``seconds``."""
     began = time.perf_counter()
     found: dict[str, list[Row]] = {}
     took: dict[str, float] = {}
@@ -339,7 +339,7 @@ def measure(only: Sequence[str], device: str, seconds: float, out: Path | None, 
         start = time.perf_counter()
         try:
             row = measured()
-        except Exception as error:  # noqa: BLE001 - the other rows are measured all the same
+        except Exception as error:  # noqa: BLE001 - the other rows are still measured
             traceback.print_exc()
             row = {"error": f"{type(error).__name__}: {error}"}
         took[name] = time.perf_counter() - start
@@ -369,7 +369,7 @@ def name_of(device: str) -> str:
 
 
 def table(found: dict[str, list[Row]]) -> list[str]:
-    """Medians of the rounds, their range, and the figures aimed at."""
+    """Medians of the rounds, their ranges, and the targets."""
     lines = [f"{'row':14} {'median':>8} {'range':>15} {'aim':>5}  "]
     for name, key, about, aim in TABLE:
         if name not in found:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.page [--check]
 
-Newer results replace older ones, figure by figure: files are read in the order of ``commits.json``. It names the commit
-that was measured, or, of files until 2026-11-29, the commit that added the file. A new file is listed there by hand.
+Newer results replace older ones, figure by figure: files are read in the order of ``commits.json``. It names the
+measured commit, or, for files until 2026-11-29, the commit that added the file. New files are listed there by hand.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ COMMITS = "commits.json"
 
 OURS, STEP = "pygraph", "step"
 PARTS = ("eager", "default", "reduce-overhead", "make-graphed-callables", "whole-step")
-"""Sides that compiled models are compared with, as columns."""
+"""Sides with which compiled models are compared, as columns."""
 MEMORY = ("default", "reduce-overhead", OURS)
 """Sides whose reserved memory is shown."""
 STEPS = ("default", "reduce-overhead", "make-graphed-callables", "whole-step")
-"""Sides that whole training steps are compared with."""
+"""Sides with which whole training steps are compared."""
 RANKS = ("default", "reduce-overhead", "pygraph", "measured-collectives", "step")
 """Sides of programs of several processes."""
 README = {
@@ -49,7 +49,7 @@ README = {
 }
 """Rows of the README's table, by workload."""
 WORDS = {"wrong": "wrong results", "does not apply": "n/a", "failed": "fails"}
-"""In place of a ratio, by status of a side."""
+"""Words in place of a ratio, by status of a side."""
 SUITE = "python -m benchmarks"
 COMMANDS = {
     "by_hand": "python benchmarks/by_hand.py",
@@ -64,7 +64,7 @@ COMMANDS = {
     "step-compile-time": "python benchmarks/compile_time.py --step bert-small-training",
     "generate": "not kept",
 }
-"""Commands by the beginning of a file's name; all others are of the suite."""
+"""Commands by prefix of a file's name; all other files are from the suite."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def machine(self) -> str:
-        """GPUs by the folder's name: ``h200x2`` are two."""
+        """GPUs, by the folder's name: ``h200x2`` means two."""
         kind, _, count = self.path.partition("-")[0].partition("x")
         return f"{count} {kind.upper()}" if count else kind.upper()
 
@@ -105,7 +105,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure, or a word in its place, and the run that it is from."""
+    """A figure, or a word in its place, and its run."""
 
     text: str
     run: Run
@@ -125,7 +125,7 @@ class Results:
         self.used: dict[str, Run] = {}
 
     def named(self, begin: str) -> list[Run]:
-        """Runs whose file's name begins so."""
+        """Runs whose file name begins with ``begin``."""
         return [run for run in self.runs if run.name.startswith(begin)]
 
     @property
@@ -133,7 +133,7 @@ class Results:
         return [run for run in self.runs if run.is_suite]
 
     def mark(self, run: Run) -> str:
-        """The mark that leads to ``run`` in the list of runs."""
+        """The mark that refers to ``run`` in the list of runs."""
         self.used.setdefault(run.path, run)
         return f"<sup>{list(self.used).index(run.path) + 1}</sup>"
 
@@ -158,12 +158,12 @@ class Results:
 
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """``training`` or ``inference``, which decoding is too, by workload."""
+        """``training`` or ``inference`` (which includes decoding), by workload."""
         rows = {name: row for run in self.suites for name, row in run.found["workloads"].items()}
         return {name: "training" if row["kind"] == "training" else "inference" for name, row in rows.items()}
 
     def ratios(self, kind: str, side: str) -> list[float | None]:
-        """Those over ``side`` of all workloads of a kind: of ``train_step`` for ``step``, else of torch.compile."""
+        """Ratios over ``side`` for workloads of a kind: of ``train_step`` if it is ``step``, else of torch.compile."""
         of_kind = {name: cells for name, cells in self.parts.items() if self.kinds[name] == kind}
         chosen = self.steps if kind == STEP else of_kind
         return [cells[side].ratio for cells in chosen.values() if side in cells]
@@ -186,7 +186,7 @@ class Results:
         return cells
 
     def row(self, name: str, *sides: str) -> tuple[Run, Mapping[str, Any]] | None:
-        """The newest measurement of a workload that has all ``sides``, right."""
+        """The newest measurement of a workload that has all ``sides``, with correct results."""
         for run in reversed(self.suites):
             row = run.found["workloads"].get(name)
             if row and all(row["sides"].get(side, {}).get("status") == "ok" for side in sides):
@@ -195,7 +195,7 @@ class Results:
 
 
 def ratio_cell(found: Mapping[str, Any], run: Run) -> Cell:
-    """A ratio, with half of its interval where that is known."""
+    """A ratio, with half of its interval if that is known."""
     text = f"{found['ratio']:.2f}"
     if found.get("interval"):
         text += f" ± {(found['interval'][1] - found['interval'][0]) / 2:.2f}"
@@ -365,7 +365,7 @@ def generation(results: Results) -> list[str]:
 
 
 def ranks(results: Results) -> list[str]:
-    """Of each workload, the newest run with ``default`` and the newest with captured collectives."""
+    """For each workload, the newest run with ``default`` and the newest with captured collectives."""
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
     runs: dict[tuple[str, str, str], Run] = {}
     for run in (*results.named("distributed"), *results.named("collectives")):
@@ -390,7 +390,7 @@ def ranks(results: Results) -> list[str]:
 
 
 def side_of(row: Mapping[str, Any]) -> str:
-    """Names of sides changed: captured collectives were the default for some days."""
+    """The current name of a side: captured collectives were the default for some days."""
     if any("collectives are captured" in note for note in row.get("notes", ())):
         return "measured-collectives"
     renamed = {"captured-collectives": "measured-collectives", "eager-collectives": OURS}
@@ -399,7 +399,7 @@ def side_of(row: Mapping[str, Any]) -> str:
 
 
 def rank_cell(row: Mapping[str, Any] | None, best: float) -> str:
-    """A time, bold where it is a loss against ``best``, in µs."""
+    """A time in µs, bold if it is a loss against ``best``."""
     if row is None:
         return "–"
     text = f"{row['us']:,.0f} ({row['best_us']:,.0f})"
@@ -407,7 +407,7 @@ def rank_cell(row: Mapping[str, Any] | None, best: float) -> str:
 
 
 def versions(results: Results) -> list[str]:
-    """Comparisons that say which versions they are of. Pairs that were measured later count alone."""
+    """Comparisons that record their versions. Pairs measured later replace earlier ones of the same workload."""
     lines = []
     for run in [run for run in results.named("versions") if "versions" in run.found]:
         pairs = {**run.found["workloads"], **run.found.get("later", {}).get("workloads", {})}
@@ -498,7 +498,7 @@ _NOTES = {
 
 
 def pages() -> dict[Path, str]:
-    """Texts of the generated files."""
+    """Texts of the generated files, by path."""
     results, readme = Results(), (ROOT / "README.md").read_text(encoding="utf-8")
     return {
         ROOT / "docs" / "results.md": page(results),
@@ -532,7 +532,7 @@ def page(results: Results) -> str:
 
 
 def wrapped(text: str) -> str:
-    """A line of prose, or of a list, in lines of 120 columns; a row of a table as it is."""
+    """A line of prose, or of a list, wrapped at 120 columns; a row of a table is unchanged."""
     if text.startswith("|"):
         return text
     below = "  " if text.startswith("- ") else ""
@@ -554,7 +554,7 @@ def picture(results: Results) -> str:
 
 
 def with_table(readme: str, results: Results) -> str:
-    """The README with its table, between two comments, made anew."""
+    """The README with an updated table between its two comments."""
     begin, end = "<!-- results -->\n", "<!-- end of results -->"
     head, _, rest = readme.partition(begin)
     _, _, tail = rest.partition(end)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["PICTURES", "draw", "timeline"]
 
 PICTURES = {"gains": ("Gains over Inductor's modes", "wall_us"), "memory": ("Reserved memory", "reserved_bytes")}
-"""Title, and the ratio that is drawn, by the word that ends the file's name."""
+"""Title and drawn ratio, by the last word of the file's name."""
 _GAIN, _LOSS = "#0072B2", "#D55E00"
-"""Colours of Okabe and Ito, for readers who see few."""
+"""Colours of Okabe and Ito, for colour-blind readers."""
 
 
 def draw(found: Document, folder: Path) -> list[str]:
-    """Draw every picture that there is something for as ``results-KIND.png``; returns their references in Markdown.
+    """Draw every picture that has data as ``results-KIND.png``; returns their references in Markdown.
 
     Raises ImportError without matplotlib, and OSError.
     """
@@ -48,7 +48,7 @@ def draw(found: Document, folder: Path) -> list[str]:
 
 
 def _panel(axis: Axes, rows: Document, side: str, key: str) -> None:
-    """A bar for each program from 1 to its ratio, with the interval of the median; a word where there is none."""
+    """A bar for each program from 1 to its ratio, with the interval of the median; a word if there is no ratio."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     axis.set_xscale("log", base=2)

@@ -29,7 +29,7 @@ __all__ = ["measure"]
 ROUNDS, CALLS = 15, 20
 CHAINS, STEPS = 4, 40
 SLEEP = 2_000_000
-"""Cycles of a kernel that takes a millisecond."""
+"""Cycles of a kernel that takes about a millisecond."""
 
 Function = Callable[[list[Any]], Sequence[torch.Tensor]]
 
@@ -66,7 +66,7 @@ def branches(args: list[Any]) -> Sequence[torch.Tensor]:
 
 
 def replayed(driver: Driver, fn: Function, args: list[Any], order: str = "program") -> Callable[[], object]:
-    """A call that replays ``fn``, captured by the road that a region takes."""
+    """A call that replays ``fn``, captured in the same way as a region."""
     made = capture(fn, driver, list(args), order=order)
     assert isinstance(made, Captured), made
     return lambda: made.executable.replay(list(args))
@@ -81,7 +81,7 @@ def plain(fn: Function, args: list[Any]) -> Callable[[], object]:
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """GPU time of one call, on average of a block of them."""
+    """GPU time of one call, µs, as the mean of a block of calls."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     call()
     start.record()
@@ -93,7 +93,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """Of each row, µs of a call of both graphs and their ratio."""
+    """For each row, the time of a call of both graphs, µs, and their ratio."""
     driver, args = CudaDriver(), [torch.randn(64, 64, device="cuda")]
     for fn in (chain, chains, branches):
         fn(list(args))

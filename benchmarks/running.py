@@ -1,4 +1,4 @@
-"""A workload in the process of a side: what ``pygraph.bench.worker`` runs."""
+"""Runs a workload in the process of a side, for ``pygraph.bench.worker``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["SUITE", "built", "program_of", "run_workload", "workloads"]
 
 SUITE = "benchmarks.suite"
 _TURNS_COMPARED = 4
-"""How often sizes that take turns come before comparing ends: run, captured, and replayed on every side."""
+"""Compared calls of each size, if sizes alternate: by then, each is run, captured, and replayed on every side."""
 
 
 def workloads(suite: str = SUITE) -> dict[str, Workload]:
-    """The workloads of a module with ``WORKLOADS``, by name. Raises ValueError where there are none."""
+    """The workloads of a module with ``WORKLOADS``, by name. Raises ValueError if there are none."""
     try:
         found = importlib.import_module(suite).WORKLOADS
     except (ModuleNotFoundError, AttributeError) as error:
@@ -34,7 +34,7 @@ def workloads(suite: str = SUITE) -> dict[str, Workload]:
 
 
 def program_of(workload: Workload, sides: Sequence[str], *, tiny: bool, calls: int | None, suite: str) -> Program:
-    """``workload`` on those of ``sides`` that apply to it."""
+    """``workload`` as a program, on the applicable ones of ``sides``."""
     applies = {WHOLE_STEP: workload.whole_step, GRAPH: workload.whole_step}
     applies |= dict.fromkeys((STEP_IN_ORDER, STEP), workload.kind == "training")
     return Program(
@@ -53,7 +53,7 @@ def program_of(workload: Workload, sides: Sequence[str], *, tiny: bool, calls: i
 
 
 def built(workload: Workload, side: str, device: str, *, tiny: bool) -> tuple[Step, Step]:
-    """The step of ``workload`` as ``side`` runs it, and the same step with all that has to be equal."""
+    """The step of ``workload`` as ``side`` runs it, and that step with all state that has to be equal."""
 
     def compile(target: Any) -> Any:
         compiled = compile_as(side, target)
@@ -68,7 +68,7 @@ def built(workload: Workload, side: str, device: str, *, tiny: bool) -> tuple[St
 
 
 def run_workload(spec: Spec, serving: Serving) -> Callable[[], None]:
-    """Import what a workload needs; return a function that runs the steps that the coordinator asks for."""
+    """Import the modules of a workload; return a function that runs the steps that the coordinator requests."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--suite")
     parser.add_argument("--tiny", action="store_true")

@@ -1,8 +1,8 @@
 """The sides of the suite: those of ``pygraph bench``, CUDA graphs by hand, as torch's documentation shows them, and
 training steps as a whole.
 
-Both kinds of graph by hand count calls as every other side does, so that the n-th result of a step that trains is that
-of the n-th step.
+Both kinds of graph by hand count calls as all other sides do, so that the n-th result of a training step belongs to the
+n-th step.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _BY_HAND = (
 )
 
 SUITE_SIDES: dict[str, Side] = {name: side for name, side in SIDES.items() if name != OURS}
-"""By name, in the order in which they are shown. ``whole-step`` and ``graph`` are for workloads that say so, those of
-a ``step`` for training."""
+"""Sides by name, in the order of display. ``whole-step`` and ``graph`` are for workloads that allow them, sides of a
+``step`` for training."""
 SUITE_SIDES |= {
     side.name: side
     for side in (*_BY_HAND, SIDES[OURS], Side(STEP_IN_ORDER, cuda=True, asked=True), Side(STEP), Side(GRAPH))
@@ -55,7 +55,7 @@ SUITE_SIDES |= {
 
 
 def compile_as(name: str, target: Any) -> Any:
-    """``target`` compiled in a side's way. A name that is no side's is another backend's (``compiler_of``)."""
+    """``target`` compiled as a side does. Any other name is another backend (``compiler_of``)."""
     if name in (WHOLE_STEP, STEP_IN_ORDER, STEP, GRAPH):
         return target
     if name not in SUITE_SIDES:
@@ -67,7 +67,7 @@ def compiler_of(name: str) -> Callable[[Any], Any]:
     """The function that compiles a module or function with another backend.
 
     ``module:function`` names that function itself; any other name is a backend of ``torch.compile``. Raises ValueError
-    where there is neither.
+    if it does not exist.
     """
     module, separated, function = name.partition(":")
     if not separated:
@@ -85,7 +85,7 @@ def compiler_of(name: str) -> Callable[[Any], Any]:
 def step_as(name: str, step: Step) -> Step:
     """``step`` as a side runs it.
 
-    ``reduce-overhead`` wants to be told where a step begins; that costs well below 1 µs, and is part of the mode.
+    ``reduce-overhead`` needs a mark at the beginning of a step, which costs well below 1 µs, and is part of the mode.
     """
     if name == WHOLE_STEP:
         return WholeStep(step)
@@ -106,7 +106,7 @@ def step_as(name: str, step: Step) -> Step:
 
 
 def named_by(function: Callable[..., Any]) -> list[Any]:
-    """State that a step reads or writes: whatever its closure, and the closures of functions there, name."""
+    """State that a step reads or writes: objects in its closure, and in the closures of functions there."""
     found, waiting = [], [function]
     for each in waiting:
         contents = [cell.cell_contents for cell in getattr(each, "__closure__", None) or ()]
@@ -116,7 +116,7 @@ def named_by(function: Callable[..., Any]) -> list[Any]:
 
 
 def cloning(target: Callable[..., Any]) -> Callable[..., Any]:
-    """``target``, with every tensor cloned that it returns, in tuples and lists too."""
+    """``target``, with clones of all tensors that it returns, also in tuples and lists."""
 
     def cloned(result: Any) -> Any:
         if isinstance(result, torch.Tensor):
@@ -133,7 +133,7 @@ class Inapplicable(Exception):
 
 
 def why_not_graphed(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Why ``make_graphed_callables`` cannot be used for this call, in words; None where it may."""
+    """Reason why ``make_graphed_callables`` cannot be used for this call, in words; None if it can."""
     if not isinstance(target, nn.Module):
         return "what is compiled is no nn.Module"
     if kwargs:
@@ -151,9 +151,8 @@ def why_not_graphed(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 class GraphedModule:
     """A module that ``torch.cuda.make_graphed_callables`` captures at its first call.
 
-    That call runs the module a few times and captures it; the random state and the buffers are put back, so that the
-    results are those of the first call. A function without arguments is left as it is. Raises Inapplicable where torch
-    refuses.
+    That call runs the module a few times and captures it; random state and buffers are restored, so that the results
+    are those of the first call. A function without arguments is not captured. Raises Inapplicable if torch refuses.
     """
 
     def __init__(self, target: Any) -> None:
@@ -183,7 +182,7 @@ class GraphedModule:
             made: Callable[..., Any] = torch.cuda.make_graphed_callables(self._target, samples)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever the module raises under a capture is why it cannot be captured
+        except Exception as error:  # any exception of the module during capture is the reason
             raise Inapplicable(f"{type(error).__name__}: {error}") from error
         with torch.no_grad():
             for buffer, before in buffers:
@@ -195,8 +194,8 @@ class GraphedModule:
 class WholeStep:
     """A step captured as one graph: it runs on a side stream three times, is captured, then replayed.
 
-    Each of these calls is one step of the program, the capture (which executes nothing) being followed by a replay.
-    Raises Inapplicable where it cannot be captured.
+    Each of these calls is one step of the program: the capture, which executes nothing, is followed by a replay.
+    Raises Inapplicable if the step cannot be captured.
     """
 
     _WARM_CALLS = 3
@@ -233,6 +232,6 @@ class WholeStep:
                 self._result = self._step()
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever the step raises under a capture is why it cannot be captured
+        except Exception as error:  # any exception of the step during capture is the reason
             raise Inapplicable(f"the step cannot be captured: {type(error).__name__}: {error}") from error
         self._graph = graph

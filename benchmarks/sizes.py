@@ -37,7 +37,7 @@ class Block(torch.nn.Module):
 
 
 def sizes(count: int, calls: int) -> Iterator[tuple[int, int]]:
-    """So many sizes in turn."""
+    """Rows and numbers of ``calls`` calls that alternate between ``count`` sizes."""
     return ((100 + size, 2) for size in islice(cycle(range(count)), calls))
 
 

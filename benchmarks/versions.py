@@ -31,11 +31,11 @@ ROOT = Path(__file__).resolve().parent.parent
 OLD, NEW = "old", "new"
 CAPTURING, FIRST = 12, 5
 """Calls after the first one that are timed one by one, and how many of them are drained: only these, since measured
-selection is to see the loop that is timed later."""
+selection must see the same loop as the later timing."""
 SETTLING, MOST_SECONDS = 1200, 4.0
-"""Calls, and seconds at most, before blocks are timed, where one size comes."""
+"""Number of calls, and maximum seconds, before blocks are timed, for one size."""
 RETURNS = 48
-"""How often each of several sizes comes before that, in three times as long at most."""
+"""Number of calls of each of several sizes before that, in at most three times as long."""
 BLOCK_SECONDS, CORES = 0.03, 4
 TOLERANCE = 0.01
 
@@ -44,7 +44,7 @@ TOLERANCE = 0.01
 
 
 class Worker:
-    """Answers one command after the other: compile, capture, settle, block, finish."""
+    """Executes commands one by one: compile, capture, settle, block, finish."""
 
     def __init__(self, name: str, device: str) -> None:
         import torch
@@ -57,12 +57,12 @@ class Worker:
         for module in self._workload.imports:
             importlib.import_module(module)
         package = importlib.import_module(f"pygraph.runtime.{'cuda' if device == 'cuda' else 'host'}")
-        package.build.load()  # of either version: until it is built, nothing is captured
+        package.build.load()  # in either version: nothing is captured before it is built
         torch._inductor.config.fx_graph_cache = False
         torch._functorch.config.enable_autograd_cache = False
 
     def compile(self) -> dict[str, Any]:
-        """The first call, and sums of what it returns."""
+        """Make the first call, and return sums of its results."""
         random.seed(0)
         self._torch.manual_seed(0)
         build = self._workload.build if self._device == "cuda" else self._workload.tiny
@@ -73,7 +73,7 @@ class Worker:
         return self._torch.compile(target, backend=self._backend, options={"cache_dir": None})
 
     def capture(self) -> dict[str, Any]:
-        """Calls of which one captures: the longest, in s, and the peak of memory over all of them."""
+        """Make calls of which one captures. Returns the time of the longest, s, and the peak of memory over all."""
         self._tidy()
         times = []
         for call in range(CAPTURING):
@@ -101,7 +101,7 @@ class Worker:
         return {"call_s": (time.perf_counter() - start) / FIRST, "peak_bytes": self._peak()}
 
     def block(self, calls: int) -> dict[str, Any]:
-        """µs per call: until the calls had returned, and until the device had done them."""
+        """µs per call: until the calls returned, and until the device finished them."""
         self._step()
         self._drain()
         start = time.perf_counter()
@@ -112,7 +112,7 @@ class Worker:
         return {"host_us": (issued - start) / calls * 1e6, "wall_us": (time.perf_counter() - start) / calls * 1e6}
 
     def finish(self) -> dict[str, Any]:
-        """The states of all regions, and which package this was."""
+        """The states of all regions, and the package in use."""
         import pygraph
 
         states = [str(region.state) for report in pygraph.reports() for region in report.regions]
@@ -139,7 +139,7 @@ class Worker:
 
 
 def work(name: str, device: str) -> None:
-    """Serve commands from stdin; what the program prints goes to stderr."""
+    """Serve commands from stdin; output of the program goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.append(str(ROOT))
@@ -154,7 +154,7 @@ def work(name: str, device: str) -> None:
 
 
 class Side:
-    """A process of one version. Raises RuntimeError when it has ended."""
+    """A process of one version. Methods raise RuntimeError if it has ended."""
 
     def __init__(self, package: Path, name: str, device: str, cache: str) -> None:
         path = os.pathsep.join([str(package.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -166,14 +166,14 @@ class Side:
         self._waiting = True
 
     def do(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """The answer to a command."""
+        """Execute a command, and return the answer."""
         assert self._process.stdin is not None
         self.wait()
         print(json.dumps([command, arguments]), file=self._process.stdin, flush=True)
         return self._answer()
 
     def wait(self) -> None:
-        """Until everything is imported."""
+        """Wait until everything is imported."""
         if self._waiting:
             self._waiting = False
             self._answer()
@@ -193,7 +193,7 @@ class Side:
 
 
 def compiled(sides: dict[str, Side]) -> dict[str, Any]:
-    """The first results of one workload in both versions. Raises RuntimeError where they differ."""
+    """The first results of one workload in both versions. Raises RuntimeError if they differ."""
     found = {which: sides[which].do("compile") for which in (NEW, OLD)}
     for (a, _), (b, size) in zip(found[NEW]["result"], found[OLD]["result"], strict=True):
         if abs(a - b) > TOLERANCE * max(size, 1e-9):
@@ -202,7 +202,7 @@ def compiled(sides: dict[str, Side]) -> dict[str, Any]:
 
 
 def compare(sides: dict[str, Side], found: dict[str, Any], rounds: int, settling: float, seed: int) -> dict[str, Any]:
-    """One workload, compiled, in one process of each version."""
+    """Compare a compiled workload in one process of each version."""
     order, shuffle = list(sides), random.Random(seed).shuffle
     shuffle(order)
     cores = sorted(os.sched_getaffinity(0))

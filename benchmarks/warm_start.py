@@ -29,7 +29,7 @@ from torch import nn
 
 BACKENDS = ("inductor", "pygraph")
 CALLS = 8
-"""Calls of one process, at most, until one is replayed."""
+"""Maximum number of calls of a process until one is replayed."""
 
 
 class Block(nn.Module):
@@ -103,7 +103,7 @@ Step = Callable[[], Any]
 
 
 def forward(fn: Callable[..., Any], *args: torch.Tensor) -> Callable[[Callable[..., Any]], Step]:
-    """A call without gradients of what the given function compiles."""
+    """A call without gradients of ``fn``, compiled by the given function."""
 
     def make(compile: Callable[..., Any]) -> Step:
         compiled = compile(fn.eval() if isinstance(fn, nn.Module) else fn)
@@ -130,8 +130,8 @@ def training(model: nn.Module, *args: torch.Tensor) -> Callable[[Callable[..., A
 
 
 def program(name: str, device: str) -> Callable[[Callable[..., Any]], Step]:
-    """The program called ``name``, its tensors made on ``device``."""
-    torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer would be no program
+    """The program called ``name``, with its tensors on ``device``."""
+    torch.backends.mha.set_fastpath_enabled(False)  # otherwise one operator computes a whole layer
     with torch.device(device):
         image, tokens = torch.randn(4, 3, 32, 32), torch.randn(2, 16, 64)
         made: dict[str, Callable[[], Callable[[Callable[..., Any]], Step]]] = {
@@ -181,7 +181,7 @@ def one(name: str, backend: str, device: str) -> dict[str, float]:
 
 
 def measure(name: str, device: str, runs: int) -> dict[str, Any]:
-    """Both backends in processes of their own: once to fill the caches, then in turn. Medians in seconds."""
+    """Run both backends in separate processes: once to fill the caches, then alternately. Medians in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is not parsed each time

@@ -1,6 +1,6 @@
-"""Workloads: programs that make a step, given how to compile.
+"""Workloads: programs that make a step, given a function that compiles.
 
-Workloads say what runs, and what must be equal about it. How it is compiled is in ``sides``, how it is timed elsewhere.
+Workloads define the code to run, and the values that must be equal. ``sides`` compiles it; ``pygraph.bench`` times it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Step: TypeAlias = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Training:
-    """A step that trains. ``step`` is all that the user runs: what ``pygraph.train_step`` and a capture by hand take.
+    """A step that trains. ``step`` is the user's whole step, for ``pygraph.train_step`` and for captures by hand.
 
-    ``watched`` has to be equal after each step too. Calling a ``Training`` returns both; timed calls are those of
-    ``step`` alone.
+    ``watched`` must also be equal after each step. A call of a ``Training`` returns both; timed calls are only those
+    of ``step``.
     """
 
     step: Step
@@ -34,7 +34,7 @@ class Training:
 
 Compile: TypeAlias = Callable[[Any], Any]
 """Compiles a module or a function for a side. Returns a callable with its signature: itself, on sides that take the
-whole step. A function without arguments is an update, which ``make_graphed_callables`` has no use for."""
+whole step. A function without arguments is an update, which ``make_graphed_callables`` cannot capture."""
 
 Build: TypeAlias = Callable[[Compile, str], Step]
 """Makes models and inputs on a device (``cuda`` or ``cpu``), compiles what a user would compile, and returns the step.
@@ -47,16 +47,16 @@ Seeded, so that every process builds the same. Everything but ``compile`` is equ
 class Workload:
     """A workload of the suite.
 
-    ``name`` is kebab-case, with the batch size at the end where there are several; ``kind`` is ``inference``,
-    ``training`` or ``decode``; ``domain`` is what a reader groups by (language, vision, …). ``about`` says in a
-    sentence what it is and why it is here. ``calls`` is the length of a timed block. ``tolerance`` bounds how far
-    results may be from eager's, relative to their largest magnitude, and ``why_tolerance`` says where that comes from.
-    ``turns``: so many sizes of inputs take turns; results are then compared until each has come four times.
-    ``random`` for steps that draw random numbers: results are then compared with Inductor drawing as eager does.
-    ``whole_step`` where the whole step can be captured as it is, with ``torch.cuda.graph``. ``feeds_back`` where what
-    was compiled gets results of an earlier step: ``reduce-overhead`` overwrites those, so that its users clone them,
-    and so does that side. ``tiny`` builds the same program so small that a CPU runs it in a second or two. ``packages``
-    are those to be installed besides torch, and ``imports`` modules that take long to import.
+    ``name`` is kebab-case, with the batch size at the end if there are several; ``kind`` is ``inference``,
+    ``training`` or ``decode``; ``domain`` groups workloads (language, vision, …). ``about`` describes it in one
+    sentence, with the reason for its choice. ``calls`` is the length of a timed block. ``tolerance`` bounds the
+    difference of results from eager's, relative to their largest magnitude; ``why_tolerance`` is its source.
+    ``turns``: number of input sizes that alternate; results are then compared until each has come four times.
+    ``random``: the step draws random numbers; results are then compared with Inductor drawing as eager does.
+    ``whole_step``: ``torch.cuda.graph`` can capture the whole step unchanged. ``feeds_back``: compiled code gets
+    results of an earlier step: ``reduce-overhead`` overwrites these, so that its users clone them, and so does that
+    side. ``tiny`` builds the program so small that a CPU runs it in a second or two. ``packages`` are needed in
+    addition to torch, and ``imports`` are modules that take long to import.
     """
 
     name: str

@@ -51,7 +51,7 @@ print(torch.__version__)
 
 def replayed(python: Path) -> str:
     """The version of torch with which the wheel's host half replayed, in an environment's ``python``. Raises
-    ClickException where it did not, or anything was compiled."""
+    ClickException if it did not replay, or if anything was compiled."""
     with tempfile.TemporaryDirectory() as home:
         kept = {"HOME": home, "TORCHINDUCTOR_CACHE_DIR": f"{home}/inductor", "PYGRAPH_CACHE_DIR": f"{home}/pygraph"}
         done = subprocess.run(

