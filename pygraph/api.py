@@ -1,4 +1,4 @@
-"""The functions beside ``torch.compile``: explain a model, read reports and counters, forget them."""
+"""Functions next to ``torch.compile``: explain a model, read reports and counters, clear them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     torch.compile ─ Dynamo ─ pygraph() ─ AOTAutograd ─┬─ _Compiler: lift ─ passes ─ Inductor ─┬─ attach ─ report
                                                       └─ _Compiler.restore: from caches ──────┘
 
-AOTAutograd asks once for each graph that it makes: inference, or forward and backward. All that can fail in PyGraph is
-caught here once, and the user's program then gets plain Inductor. What only a cold compilation needs is imported in it.
+AOTAutograd calls ``_Compiler`` once for each graph that it makes: inference, or forward and backward. Every failure in
+PyGraph is caught here, and plain Inductor then compiles the program. Imports for cold compilations only are local.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def pygraph(
 
     ``mode`` takes Inductor's modes; their CUDA graphs are replaced by PyGraph's. ``options`` are those of
     ``pygraph.settings.Settings``. Raises OptionError or ParseError for an unknown mode, option or pass;
-    ``torch.compile`` has done so already.
+    ``torch.compile`` has already checked them.
     """
     configure()
     compat.announce()
@@ -88,7 +88,7 @@ def pygraph(
 
 
 def _settings(mode: str | None = None, options: Mapping[str, Any] | None = None) -> tuple[Settings, dict[str, Any]]:
-    """Options of the user for PyGraph and for Inductor, all of them checked."""
+    """The user's options, checked: settings of PyGraph, and patches to Inductor's configuration."""
     settings = Settings.make(options)
     settings.check_passes()
     return settings, _inductor_patches(mode, settings)
@@ -98,7 +98,7 @@ compat.check_options(pygraph, _settings)
 
 
 def _inductor_patches(mode: str | None, settings: Settings) -> dict[str, Any]:
-    """Inductor's configuration for this graph."""
+    """Patches to Inductor's configuration for this graph. Raises OptionError for an unknown mode or option."""
     try:
         chosen = dict(compat.list_mode_options(mode)) if mode else {}
     except RuntimeError as error:
@@ -115,15 +115,15 @@ def _inductor_patches(mode: str | None, settings: Settings) -> dict[str, Any]:
 
 
 _OTHERS = ["the wrapper that is set for Inductor's partitions is not called for this graph's, which PyGraph replays"]
-"""The note on what another library has set with ``set_customized_partition_wrappers``."""
+"""Note for a report if another library has called ``set_customized_partition_wrappers``."""
 
 
 @dataclass
 class _Compiler:
-    """Inductor's ``inner_compile`` for one Dynamo graph, and what restores a program of it that AOTAutograd kept.
+    """Inductor's ``inner_compile`` for one Dynamo graph, and the restoring of its program from AOTAutograd's cache.
 
-    ``unusable`` says why this torch cannot be worked with, if so. Regions get the ``owner`` of where Dynamo compiles.
-    ``forward`` is the forward graph, once it is lifted.
+    ``unusable`` says why PyGraph cannot work with this torch; empty if it can. Regions belong to ``owner``, taken where
+    Dynamo compiles. ``forward`` is the forward graph, once it is lifted.
     """
 
     settings: Settings
@@ -147,7 +147,7 @@ class _Compiler:
         try:
             with live.owned_by(self.owner):  # autograd compiles a backward graph on another thread
                 run = self._compile(gm, example_inputs, kwargs, report)
-        except Exception as error:  # whatever failed in here, the user's program must run
+        except Exception as error:  # whatever fails here, the user's program must run
             if self.settings.strict or (isinstance(error, PassError) and not error.built_in):
                 raise
             report.give_up(error)
@@ -230,7 +230,7 @@ class _Compiler:
     # -- a warm one ----------------------------------------------------------------------------------------------------
 
     def restore(self, program: Any, facts: Facts, rest: str) -> Boxed:
-        """Restore from AOTAutograd's cache: ``program`` gets its regions and its report back."""
+        """Give ``program``, from AOTAutograd's cache, its regions and its report back."""
         report = open_report(facts.kind, self.origin)
         try:
             with _timed(report, "restore"), live.owned_by(self.owner):
@@ -238,7 +238,7 @@ class _Compiler:
                 report.record, report.source = program_record(program), program.source_code
                 report.notes += _OTHERS if compat.others_partitions() else []
                 run = attach(program, facts, report, self.settings)
-        except Exception as error:  # the program itself is Inductor's, and whole
+        except Exception as error:  # the program itself is Inductor's, and still runs
             if self.settings.strict:
                 raise
             report.give_up(error)
@@ -256,9 +256,9 @@ def compile_module(
     *,
     exact: bool,
 ) -> tuple[Boxed, GraphReport]:
-    """Compile ``gm``, the module that a partitioned ``graph`` stands for, and put its regions in. What fails is raised.
+    """Compile ``gm``, the module of a partitioned ``graph``, and attach its regions. Failures are raised.
 
-    ``exact``: its regions are to be those of the program.
+    ``exact``: the program must have exactly the regions of ``graph``.
     """
     from pygraph.inductor.compile import compile_under, pass_context, program_key
     from pygraph.inductor.decision import decide
@@ -294,7 +294,7 @@ def _timed(report: GraphReport, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _blaming(ran: PipelineResult, graph: Graph) -> Iterator[None]:
-    """Raise what is raised meanwhile as the error of the user's passes that changed ``graph``, if any did."""
+    """Raise exceptions of the body as PassError of the user's passes that changed ``graph``, if any did."""
     try:
         yield
     except Exception as error:
@@ -310,14 +310,14 @@ def _modules(gm: torch.fx.GraphModule) -> list[tuple[str, torch.fx.GraphModule]]
 
 
 def _constants(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
-    """The tensors that ``gm`` holds itself."""
+    """Tensors that ``gm`` itself holds as attributes, by target."""
     found = ((str(node.target), getattr(gm, str(node.target), None)) for node in gm.graph.find_nodes(op="get_attr"))
     return {target: value for target, value in found if isinstance(value, torch.Tensor)}
 
 
 def _restore_graphs(gm: torch.fx.GraphModule, original: Mapping[str, torch.fx.Graph]) -> None:
-    """Give a module and its subgraphs their graphs back, which Inductor rewrites, and take back what AOTAutograd was
-    told of a program's strides: Inductor accepts no second report."""
+    """Restore the graphs of a module and its subgraphs, which Inductor rewrites, and clear the output strides reported
+    to AOTAutograd: Inductor accepts no second report."""
     for path, module in _modules(gm):
         if path in original:
             module.graph = original[path]
@@ -333,12 +333,12 @@ def _raise_if_uncaptured(report: GraphReport) -> None:
         raise CaptureError("strict", f"{len(left)} operators cannot be captured\n{rows}")
 
 
-# -- what is known of a program before it runs -------------------------------------------------------------------------
+# -- facts of a program before it runs ---------------------------------------------------------------------------------
 
 
 def _facts(program: Any, graph: Graph, decision: Decision, report: GraphReport, tag: str, strict: bool) -> Facts:
-    """The facts of ``program`` before it runs, in ``report`` too. Raises CaptureError for a program that is not cut
-    as was decided, if ``strict``."""
+    """The facts of ``program`` before it runs, also written to ``report``. If ``strict``, raises CaptureError for a
+    program that is not cut as decided."""
     from pygraph.frontend.lift import held_inputs, lent_inputs
     from pygraph.inductor.compile import compare
     from pygraph.inductor.emitted import line_origins, read_program
@@ -378,7 +378,7 @@ def _called(steps: Sequence[Step], decision: Decision) -> tuple[str, ...]:
 
 
 def _positions(arguments: Sequence[str], names: frozenset[str]) -> tuple[int, ...]:
-    """Where ``names`` are among the arguments of a region."""
+    """Positions of ``names`` among the arguments of a region."""
     return tuple(position for position, name in enumerate(arguments) if name in names)
 
 
@@ -406,7 +406,7 @@ def _region_reports(
     return found
 
 
-# -- regions in the place of partition functions -----------------------------------------------------------------------
+# -- regions in place of partition functions ---------------------------------------------------------------------------
 
 
 def attach(
@@ -415,8 +415,8 @@ def attach(
     report: GraphReport,
     settings: Settings,
 ) -> Boxed:
-    """Put regions in the place of the functions of Inductor's ``program``. Returns what a call enters by: the replay of
-    the only region, where the program does nothing else."""
+    """Replace the partition functions of Inductor's ``program`` by regions. Returns the function to call: if the
+    program is a single region, one that goes straight to the region's replay."""
     driver = _driver(facts, report, settings)
     if driver is None:
         return _boxed(program, report)
@@ -462,9 +462,9 @@ def attach(
 
 
 def _boxed(program: Boxed, report: GraphReport, *, fresh: bool = False) -> Boxed:
-    """A plain function around ``program``, unless it is one of our own (``fresh``). It keeps ``report`` alive.
+    """A plain function around ``program``, or ``program`` itself if it is ours (``fresh``). It keeps ``report`` alive.
 
-    Inductor's own object carries cache keys that would poison later plain compilations: it is not handed out.
+    Inductor's own object is not handed out, since it carries cache keys that would poison later plain compilations.
     """
 
     def run(args: list[Any]) -> Any:
@@ -476,8 +476,7 @@ def _boxed(program: Boxed, report: GraphReport, *, fresh: bool = False) -> Boxed
 
 
 def _call_strictly(region: Region, args: list[Any]) -> Sequence[Any]:
-    """Raise once it turns out that a region, or an operator in it, cannot be captured: not where it merely is faster
-    uncaptured."""
+    """Call ``region``. Raises CaptureError once the region, or an operator in it, turns out not to be capturable."""
     outputs = region(args)
     record = region.record
     if record.state == "uncaptured" and record.reason:
@@ -491,7 +490,7 @@ def _call_strictly(region: Region, args: list[Any]) -> Sequence[Any]:
 
 
 def _driver(facts: Facts, report: GraphReport, settings: Settings) -> Driver | None:
-    """The driver for what is to be captured; None, with the reason at each region, when nothing can be."""
+    """The driver of the regions to capture; None if nothing can be captured, with the reason in their reports."""
     wanted = [known.report for known in facts.regions if known.report.wrapped]
     if not wanted:
         return None
@@ -517,7 +516,7 @@ def _driver(facts: Facts, report: GraphReport, settings: Settings) -> Driver | N
 
 
 def _votes(facts: Facts, driver: Driver, settings: Settings) -> bool:
-    """True if ranks may vote on captured collectives, for which they have to capture at the same call."""
+    """True if ranks may vote on captured collectives, which requires that all of them capture at the same call."""
     called = (name for known in facts.regions for name in known.eager)
     wanted = settings.collectives == "measured" and any(map(is_functional_collective, called))
     return wanted and driver.no_collectives() is None
@@ -530,5 +529,5 @@ def _warn_once(text: str) -> None:
 
 @functools.cache
 def driver_for(device: str) -> Driver | None:
-    """The driver that captures on a kind of device, or None when there is none. Raises CaptureError when it cannot."""
+    """The driver that captures on a kind of device; None if there is none. Raises CaptureError if it cannot be made."""
     return make_driver(device.partition(":")[0])

@@ -1,17 +1,17 @@
-"""The room for all that PyGraph keeps on disk: decisions, calibrations, facts of programs, native libraries.
+"""Storage of PyGraph's files on disk: decisions, calibrations, facts of programs, native libraries.
 
-    store   content + seal ─► temporary file ─► renamed into place; what was used longest ago makes room
+    store   content + seal ─► temporary file ─► renamed into place; the least recently used are removed
     load    folders are trusted ─► open ─► the open file is trusted ─► its seal fits its content ─► content, or None
 
-Two threats, and what stands against each:
+Two threats, and the protection against each:
 
-- A disk, a killed process or an editor changes bytes. Each file ends with a *seal*, the SHA-256 of all before it. It
-  keeps nobody out: whoever can write a file can seal it.
-- Another user puts a file there. The file, its folder and all folders around it belong to this user or root, and
-  nobody else can write in them. Nothing keeps out this user and root.
+- A disk, a killed process or an editor changes bytes. Each file ends with a *seal*, the SHA-256 of all bytes before it.
+  It is no access control: whoever can write a file can seal it.
+- Another user puts a file there. The file, its folder and all enclosing folders must belong to this user or root, and
+  be writable by nobody else. There is no protection against this user and root.
 
-Content is JSON, or a library. What is used is what was checked: bytes that were read, or the file that is open, which
-is not opened a second time. Imports nothing of PyGraph.
+Content is JSON, or a library. Only checked content is used: the bytes that were read, or the open file, which is not
+opened a second time. This module imports nothing of PyGraph.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ SIZE = "PYGRAPH_CACHE_SIZE"
 _SIZE_MIB = 256.0
 
 _IN_USE_SECONDS = 3600.0
-"""A file that was used within this time is not removed: a process may be about to load it, or be writing it."""
+"""Seconds after its last use in which a file is not removed: a process may be about to load it, or be writing it."""
 
 TEMPORARY = ".pygraph-"
-"""The beginning of names of files and folders that are of no use once the process that made them has ended."""
+"""Prefix of the names of files and folders that are useless after the end of the process that made them."""
 
 _STAND_IN = "pygraph-cache-"
 
@@ -60,14 +60,14 @@ _logger = logging.getLogger("pygraph.cache")
 _warned: set[Path] = set()
 _temporary: dict[int, Path] = {}
 _room: dict[Path, int] = {}
-"""Bytes that this process may store in a folder before it looks again how full that is."""
+"""Bytes that this process may store in a folder before it measures the folder again."""
 
 
 # -- where files lie ---------------------------------------------------------------------------------------------------
 
 
 def cache_dir() -> Path | None:
-    """The folder for PyGraph's files, there or not; None where none is wanted, or the user has no home."""
+    """The folder for PyGraph's files, which may not exist; None if none is wanted, or the user has no home."""
     chosen = os.environ.get(VARIABLE, user_dir())
     try:
         return Path(chosen).expanduser() if chosen else None
@@ -76,7 +76,7 @@ def cache_dir() -> Path | None:
 
 
 def user_dir() -> str:
-    """The user's cache folder of the platform, whether or not there is one."""
+    """The user's cache folder of the platform, which may not exist."""
     try:
         return platformdirs.user_cache_dir("pygraph")
     except RuntimeError:  # the user has no home
@@ -84,9 +84,9 @@ def user_dir() -> str:
 
 
 def usable(chosen: str, inner: str | Path) -> Path:
-    """The folder ``inner`` of ``chosen``, made if need be. One that cannot be written, or in which others can, is
-    replaced by one in a temporary folder, which goes with this process: one warning says so, and what to do. Raises
-    OSError if there is no temporary one."""
+    """The folder ``inner`` of ``chosen``, created if needed. If it is not writable, or other users can write in it, a
+    temporary folder replaces it, which is removed with this process; one warning says so, and what to do. Raises
+    OSError if there is no temporary folder."""
     try:
         folder = _made(Path(chosen).expanduser() / inner)
         if os.access(folder, os.W_OK | os.X_OK):
@@ -100,8 +100,8 @@ def usable(chosen: str, inner: str | Path) -> Path:
 
 
 def _stand_in(chosen: str, why: str) -> Path:
-    """The private folder that stands for ``chosen`` in this process. The first time, a warning says why."""
-    process = os.getpid()  # a fork has a folder of its own
+    """The private folder that replaces ``chosen`` in this process. The first time, a warning says why."""
+    process = os.getpid()  # a fork gets its own folder
     if process not in _temporary:
         for left in Path(tempfile.gettempdir()).glob(f"{_STAND_IN}*"):
             _remove_temporary(left)
@@ -121,8 +121,8 @@ def _remove_own(process: int, folder: Path) -> None:
 
 
 def kept_under(chosen: str | None, inner: str, key: object) -> Path | None:
-    """The file for what the text of ``key`` decides, in the folder ``inner`` of ``chosen``; None if nothing is to be
-    kept, or can be."""
+    """The file for ``key``, identified by its ``repr``, in the folder ``inner`` of ``chosen``; None if nothing should
+    or can be kept."""
     try:
         folder = None if chosen is None else usable(chosen, inner)
     except OSError:  # there is no temporary folder either
@@ -130,11 +130,11 @@ def kept_under(chosen: str | None, inner: str, key: object) -> Path | None:
     return None if folder is None else folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.json"
 
 
-# -- who may have written it -------------------------------------------------------------------------------------------
+# -- trust in folders --------------------------------------------------------------------------------------------------
 
 
 def _made(folder: Path) -> Path:
-    """``folder`` as ``_trusted`` has it. It, and folders around it, are made if need be, closed to others."""
+    """``folder`` as by ``_trusted``. It and its parents are created if needed, without access for other users."""
     for place in (*reversed(folder.parents), folder):
         if not place.exists():
             place.mkdir(mode=0o700, exist_ok=True)
@@ -142,9 +142,9 @@ def _made(folder: Path) -> Path:
 
 
 def _trusted(folder: Path) -> Path:
-    """``folder`` without symbolic links. Raises OSError unless it and all folders around it are trusted.
+    """``folder`` without symbolic links. Raises OSError unless it and all its parents are trusted.
 
-    From the root down, each folder that was looked at is one in which nobody else can replace the next.
+    Folders are checked from the root down: in each checked folder, nobody else can replace the next one.
     """
     real = Path(os.path.realpath(folder, strict=True))
     for place in (*reversed(real.parents), real):
@@ -161,7 +161,7 @@ def _trusted(folder: Path) -> Path:
 
 
 def _refuse_others(found: os.stat_result, place: Path, writable: int) -> None:
-    """Raise PermissionError for what is another user's, or has one of the mode bits ``writable``."""
+    """Raise PermissionError for a place of another user, or with one of the mode bits ``writable``."""
     if found.st_uid not in (0, os.geteuid()):
         raise PermissionError(errno.EPERM, f"it belongs to another user ({found.st_uid})", str(place))
     if found.st_mode & writable:
@@ -170,7 +170,7 @@ def _refuse_others(found: os.stat_result, place: Path, writable: int) -> None:
 
 @functools.cache
 def _own_group(user: int) -> int | None:
-    """The group that is ``user``'s alone: many systems give each user one, and let it write. None without one."""
+    """The private group of ``user``, or None: many systems give each user such a group, with write permission."""
     try:
         known = pwd.getpwuid(user)
         group = grp.getgrgid(known.pw_gid)
@@ -184,8 +184,8 @@ def _own_group(user: int) -> int | None:
 
 
 def load(path: Path) -> bytes | None:
-    """The content that is kept in ``path``; None, without a word, if there is none. None, with one warning for each
-    file or folder, if somebody else can have written it, or it is damaged."""
+    """The content stored in ``path``; None, without a warning, if there is none. None, with one warning for each file
+    or folder, if somebody else may have written it, or it is damaged."""
     found = _checked(path)
     if found is None:
         return None
@@ -194,13 +194,13 @@ def load(path: Path) -> bytes | None:
 
 
 def opened(path: Path) -> int | None:
-    """A descriptor of ``path``, for what can only be loaded from a file; None where ``load`` returns None."""
+    """A descriptor of ``path``, for content that can only be loaded from a file; None where ``load`` returns None."""
     found = _checked(path)
     return None if found is None else found[0]
 
 
 def load_json(path: Path) -> Any | None:
-    """The value that ``store_json`` kept; None where ``load`` returns None."""
+    """The value that ``store_json`` stored; None where ``load`` returns None, or for content that is not JSON."""
     content = load(path)
     try:
         return None if content is None else json.loads(content)
@@ -226,13 +226,13 @@ def _checked(path: Path) -> tuple[int, bytes] | None:
         where = getattr(error, "filename", None) or path
         warn_once(Path(where), getattr(error, "strerror", None) or str(error))
         return None
-    with contextlib.suppress(OSError):  # of root, or of a disk that cannot be written
+    with contextlib.suppress(OSError):  # the file is root's, or the disk is read-only
         os.utime(descriptor)
     return descriptor, content
 
 
 def _read(descriptor: int, path: Path) -> bytes:
-    """The content of an open file. Raises OSError for what cannot be trusted, ValueError for what is damaged."""
+    """The content of an open file. Raises OSError for an untrusted file, ValueError for a damaged one."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no regular file")
@@ -246,7 +246,7 @@ def _read(descriptor: int, path: Path) -> bytes:
 
 
 def _seal(content: bytes) -> bytes:
-    """The end of a kept file. It is a JSON value: programs that read one after another read files of JSON."""
+    """The end of a stored file. It is a JSON value, so that readers of consecutive JSON values can read the file."""
     return _SEAL + hashlib.sha256(content).hexdigest().encode() + b'"\n'
 
 
@@ -262,8 +262,8 @@ def warn_once(path: Path, why: str) -> None:
 
 
 def store(path: Path, content: bytes, within: Path | None = None) -> None:
-    """Keep ``content`` in ``path``, for this user alone. Files in ``within``, by default the folder of ``path``, share
-    the limit of SIZE. Raises OSError, also where others could replace the file; ValueError where there can be none."""
+    """Store ``content`` in ``path``, for this user only. Files in ``within``, by default the folder of ``path``, share
+    the limit of SIZE. Raises OSError, also if others could replace the file; ValueError if no such file can exist."""
     folder = _made(path.parent)
     sealed = content + _seal(content)
     _make_room(folder if within is None else within, len(sealed))
@@ -271,14 +271,14 @@ def store(path: Path, content: bytes, within: Path | None = None) -> None:
 
 
 def store_json(path: Path, value: Any) -> None:
-    """Keep ``value`` in ``path``. Raises as ``store`` does."""
+    """Store ``value`` in ``path``. Raises as ``store`` does."""
     store(path, json.dumps(value, indent=1).encode())
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace ``path`` by ``content`` (text in UTF-8), so that a reader sees the old content or the new, never a part.
 
-    Its folder is made if need be. Of writers at the same time, the last one wins. Raises OSError.
+    Its folder is created if needed. Of concurrent writers, the last one wins. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, suffix=".tmp", dir=path.parent)
@@ -293,8 +293,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def _make_room(folder: Path, size: int) -> None:
-    """Remove from ``folder`` what ended processes left, and kept files, the least recently used first, until ``size``
-    more bytes fit. Who has such a file open keeps it. Nothing is removed that has no seal: it is not PyGraph's."""
+    """Remove from ``folder`` temporary files of ended processes, and stored files, the least recently used first, until
+    ``size`` more bytes fit. Open files stay usable. Files without a seal are not PyGraph's, and are not removed."""
     if size <= _room.get(folder, 0):
         _room[folder] -= size
         return
@@ -326,7 +326,7 @@ def _make_room(folder: Path, size: int) -> None:
 
 
 def _limit() -> int:
-    """Bytes that each kind of kept file may take."""
+    """Maximum number of bytes of each kind of stored file."""
     text = os.environ.get(SIZE, "")
     try:
         mib = max(float(text), 0.0) if text else _SIZE_MIB
@@ -350,7 +350,7 @@ def _is_sealed(path: Path) -> bool:
 
 
 def _remove_temporary(path: Path) -> None:
-    """Remove a file or folder of a process, unless that may still be at work."""
+    """Remove a temporary file or folder of this user, unless its process may still be at work."""
     with contextlib.suppress(OSError):
         found = path.lstat()
         if found.st_uid != os.geteuid() or found.st_mtime > time.time() - _IN_USE_SECONDS:
@@ -366,8 +366,8 @@ def _remove_temporary(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock, which the system drops if this process dies. What ``path`` holds is left as it is, and a
-    symbolic link is not followed. Raises OSError."""
+    """Hold an advisory lock on ``path``, which the system releases if this process dies. The content of the file is not
+    changed, and a symbolic link is not followed. Raises OSError."""
     file = _lock(path)
     try:
         yield
@@ -383,7 +383,7 @@ _locks: set[int] = set()
 
 
 def _drop_locks() -> None:
-    """A forked process has the files too: it would keep the locks of a parent that dies."""
+    """Close the descriptors in a forked process, which would otherwise keep the locks of a parent that dies."""
     for file in _locks:
         os.close(file)
     _locks.clear()

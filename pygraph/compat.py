@@ -1,7 +1,7 @@
-"""Every private torch symbol in use, looked up once, here. Those that this torch lacks are named with their cost.
+"""Private torch symbols in use, each looked up once, here. Missing ones are listed with the cost of their absence.
 
-Any release of torch may rename or drop one. A missing symbol has a stand-in: nothing is an instance of it, and using it
-raises MissingSymbolError. ``announce`` warns of what is missing. Newer releases than the tested ones may work as well.
+Any release of torch may rename or drop a symbol. A missing symbol is replaced by a stand-in, which has no instances and
+raises MissingSymbolError when used. ``announce`` warns of missing symbols. Newer releases than those tested may work.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 _log = logging.getLogger("pygraph")
 
 UNUSABLE = "nothing is captured: every graph is left to plain Inductor"
-"""The cost of a symbol that PyGraph cannot do without."""
+"""Cost of a missing symbol without which PyGraph cannot work."""
 
 _RAISES = "nothing is compiled: backend='pygraph' raises"
-"""The cost of a symbol that reaches plain Inductor itself."""
+"""Cost of a missing symbol through which PyGraph calls plain Inductor."""
 
 MISSING: dict[str, str] = {}
-"""Symbols that this torch lacks: the path of each symbol, and what its absence costs."""
+"""Symbols that this torch lacks: path ▸ cost of the absence."""
 
 
 class MissingSymbolError(ImportError):
@@ -53,9 +53,9 @@ def _missing(path: str) -> MissingSymbolError:
 
 
 def _find(*paths: str, cost: str = UNUSABLE) -> Any:
-    """The symbol at the first of ``paths`` that exists. Several are the names that releases have given to one thing.
+    """The symbol at the first of ``paths`` that exists. Several paths are names of one symbol in different releases.
 
-    Otherwise a stand-in, which can be subclassed and caught as well, and an entry in ``MISSING``.
+    If none exists, a stand-in, which can also be subclassed and caught, and an entry in ``MISSING``.
     """
     for path in paths:
         with contextlib.suppress(ImportError, AttributeError):
@@ -82,14 +82,14 @@ def absent(symbol: Any) -> bool:
 
 
 def missing_text(cost: str | None = None) -> str:
-    """A list of what this torch lacks (with ``cost``: at that cost), for a log or a report; empty if nothing."""
+    """A list of missing symbols (with ``cost``: those of that cost), for a log or a report; empty if there are none."""
     rows = [f"{path}: {price}" for path, price in MISSING.items() if cost in (None, price)]
     return f"torch {torch.__version__} lacks what PyGraph uses: {'; '.join(rows)}" if rows else ""
 
 
 @functools.cache
 def announce() -> None:
-    """Warn of what this torch lacks, once for the process."""
+    """Warn of missing symbols, once per process."""
     if MISSING:
         _log.warning("%s", missing_text())
 
@@ -125,7 +125,7 @@ _BY_FX_NODE = (
 )
 _JOINED = "operators beside one that cannot be captured stay outside of regions with it"
 ComputedBuffer = _find("torch._inductor.ir.ComputedBuffer", cost=_JOINED)
-# From 2.14 on one class, Switch, stands for torch.cond and torch.switch.
+# From 2.14 on, one class, Switch, represents both torch.cond and torch.switch.
 Conditional = _find(
     "torch._inductor.ir.Conditional", "torch._inductor.ir.Switch", cost=_BY_FX_NODE.format("conditionals")
 )
@@ -142,7 +142,7 @@ _ON_HOST = "the host decides on branches and loops, which are cut out of regions
 _WRAPPER = "torch._inductor.codegen.wrapper.PythonWrapperCodegen"
 _branch_codegen = _find(f"{_WRAPPER}.codegen_conditional", f"{_WRAPPER}.codegen_switch", cost=_ON_HOST)
 BRANCH_CODEGEN = str(getattr(_branch_codegen, "__name__", ""))
-"""The method that writes the code of a branch."""
+"""Name of the method that writes the code of a branch."""
 CONTROL_FLOW = not any(
     absent(each)
     for each in (
@@ -151,7 +151,7 @@ CONTROL_FLOW = not any(
         _find(f"{_WRAPPER}.codegen_subgraph_common", cost=_ON_HOST),
     )
 )
-"""True if the code of branches and loops can be written anew."""
+"""True if the methods that write the code of branches and loops can be replaced."""
 
 # -- Inductor: lowering and scheduling -----------------------------------------------------------------------------
 make_fallback = _find(
@@ -197,13 +197,13 @@ _partition_wrapper = _find(
 
 
 def others_partitions() -> bool:
-    """True if another library has set what is to be called in place of each partition of Inductor's programs."""
+    """True if another library has set a wrapper for the partitions of Inductor's programs."""
     return not absent(_partition_wrapper) and _partition_wrapper.wrapper is not None
 
 
 @contextlib.contextmanager
 def own_partitions() -> Iterator[None]:
-    """Inductor wraps no partition as another library has set it meanwhile."""
+    """Context in which Inductor does not use another library's wrapper for partitions."""
     if not others_partitions():
         yield
         return
@@ -276,19 +276,19 @@ _find(
 
 @dataclass(frozen=True, slots=True)
 class Substitution:
-    """Dynamo's view of an object: what the attributes in ``path`` lead to. It guards on those in ``watched`` too."""
+    """Dynamo's view of an object: the one to which the attributes in ``path`` lead. It also guards on ``watched``."""
 
     path: tuple[str, ...]
     watched: tuple[str, ...] = ()
 
 
 def untouched(_mapping: Mapping[str, Any], _name: str) -> bool:
-    """True if the program that is traced has neither read nor written the item ``_name`` of ``_mapping``."""
+    """True if the traced program has neither read nor written the item ``_name`` of ``_mapping``."""
     return True
 
 
 class _Untouched(_VariableTracker):  # type: ignore[misc, valid-type]
-    """``untouched``, as Dynamo sees it."""
+    """``untouched`` in Dynamo's traces."""
 
     def call_function(self, _tx: Any, args: Any, _kwargs: Any) -> Any:
         mapping, name = args[0].realize(), args[1].as_python_constant()
@@ -297,12 +297,12 @@ class _Untouched(_VariableTracker):  # type: ignore[misc, valid-type]
 
 
 def put_off(_object: Any, _mappings: Any, _names: tuple[str, ...]) -> None:
-    """Say that ``_object`` acts behind the program that is traced, and then changes items ``_names`` of ``_mappings``.
+    """Declare that ``_object`` acts after the traced program, and then changes the items ``_names`` of ``_mappings``.
     See ``act_in_time``."""
 
 
 class _PutOff(_VariableTracker):  # type: ignore[misc, valid-type]
-    """``put_off``, as Dynamo sees it."""
+    """``put_off`` in Dynamo's traces."""
 
     def call_function(self, tx: Any, args: Any, _kwargs: Any) -> Any:
         vars(tx.output).setdefault("_pygraph_put_off", []).append(args[0].realize().value)
@@ -313,12 +313,12 @@ class _PutOff(_VariableTracker):  # type: ignore[misc, valid-type]
 
 
 class _Late(_VariableTracker):  # type: ignore[misc, valid-type]
-    """An item that is to change. Nothing can be done with it, nor can a program return it."""
+    """An item that will change later. A program can neither use nor return it."""
 
 
 def act_in_time() -> None:
-    """Where a program ends before the function that is traced returns, or uses what is to change, set ``puts_off`` of
-    the objects that put off acting in it to False, and have it traced again."""
+    """If a program ends before the traced function returns, or uses an item that will change, set ``puts_off`` of the
+    objects that postponed their action to False, and trace it again."""
     compile_subgraph = _OutputGraph.compile_subgraph
 
     def compile_settled(self: Any, tx: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
@@ -331,15 +331,15 @@ def act_in_time() -> None:
                 raise
         for each in late:
             each.puts_off = False
-        tx.speculation_log.clear()  # the next trace takes another way
+        tx.speculation_log.clear()  # the next trace differs
         raise _RestartAnalysis(restart_reason="what is put off is needed")
 
     _OutputGraph.compile_subgraph = compile_settled
 
 
 def go_on_in_parts(gives_up: Callable[[CodeType], bool]) -> None:
-    """Where Dynamo compiles a function no more, having compiled it too often, have what the function calls compiled for
-    other values, if ``gives_up`` returns true for its code. Otherwise that would run uncompiled, too."""
+    """When Dynamo stops compiling a function that it has compiled too often, let it still compile the functions that
+    this one calls, if ``gives_up`` returns true for its code. Otherwise these would run uncompiled, too."""
     if any(map(absent, (_ConvertFrame, _FrameAction, _FrameExecStrategy))):
         return
     convert, only = _ConvertFrame.__call__, _FrameAction.RUN_ONLY
@@ -355,9 +355,9 @@ def go_on_in_parts(gives_up: Callable[[CodeType], bool]) -> None:
 
 
 def log_once_in_traces(applies: Callable[[], bool]) -> None:
-    """Where ``applies``, a method of a logger that remembers its calls, as ``warning_once`` of transformers, is called
-    when Dynamo meets it, if its arguments are constants, and ends no graph: the next call would do nothing. One that
-    returns an object ends it still."""
+    """If ``applies`` returns true, call a logger's cached methods, such as ``warning_once`` of transformers, during the
+    trace, instead of ending the graph: later calls would do nothing. Arguments must be constants. A method that returns
+    an object still ends the graph."""
     if absent(_Logger):
         return
     call_method: Any = _Logger.call_method
@@ -366,7 +366,7 @@ def log_once_in_traces(applies: Callable[[], bool]) -> None:
     def call(self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         method: Any = getattr(self.value, name, None) if applies() else None
         is_cached = isinstance(getattr(method, "__func__", None), remembers)
-        if is_cached and all(each.is_python_constant() for each in (*args, *kwargs.values())):  # which guards on them
+        if is_cached and all(each.is_python_constant() for each in (*args, *kwargs.values())):  # this guards on them
             said = {key: each.as_python_constant() for key, each in kwargs.items()}
             result = method(*(each.as_python_constant() for each in args), **said)
             if _ConstantVariable.is_base_literal(result):
@@ -377,12 +377,12 @@ def log_once_in_traces(applies: Callable[[], bool]) -> None:
 
 
 def owe(_object: Any, _parameters: Any) -> None:
-    """Say that the backward passes of the program that is traced are to be followed by something, once they reach
-    ``_parameters``, each at the first that does (see ``follow_backward``)."""
+    """Declare that ``_object`` has to act after the traced program's backward passes, for each of ``_parameters`` after
+    the first pass that reaches it (see ``follow_backward``)."""
 
 
 class _Owe(_VariableTracker):  # type: ignore[misc, valid-type]
-    """``owe``, as Dynamo sees it."""
+    """``owe`` in Dynamo's traces."""
 
     def call_function(self, tx: Any, args: Any, _kwargs: Any) -> Any:
         debtor, parameters = args[0].realize(), args[1].realize().unpack_var_sequence(tx)
@@ -395,8 +395,8 @@ class _Owe(_VariableTracker):  # type: ignore[misc, valid-type]
 
 @dataclass(slots=True)
 class _Debt:
-    """An object, as Dynamo sees it, that backward passes of a trace have to be followed for; its parameters, and which
-    of them are still to be reached. ``reached``: one of them was."""
+    """Dynamo's variable of an ``object`` that has to act after backward passes; its ``parameters``, and which of them
+    are still to be reached (``due``). ``reached``: a backward pass has reached at least one."""
 
     object: Any
     parameters: list[torch.Tensor]
@@ -411,7 +411,7 @@ def _debts(trace: Any) -> list[_Debt]:
 
 
 def _example(variable: Any) -> torch.Tensor:
-    """The fake tensor of one that Dynamo traces."""
+    """The fake tensor of a traced one."""
     value: torch.Tensor = variable.as_proxy().node.meta["example_value"]
     return value
 
@@ -432,8 +432,8 @@ def _leaves(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def follow_backward(follow: Callable[[Any, Any], None]) -> None:
-    """Have each backward pass that Dynamo traces followed by ``follow`` of the objects that are owed it, traced too,
-    with which of their parameters it was the first to reach. A graph that ends before any does not compile."""
+    """After each traced backward pass, also trace ``follow`` for the objects declared by ``owe``, with a flag for each
+    of their parameters: true if this pass is the first to reach it. A graph without such a pass does not compile."""
     compile_subgraph = _OutputGraph.compile_subgraph
     traced_backward = _TensorVariable.method_backward
 
@@ -465,7 +465,7 @@ def follow_backward(follow: Callable[[Any, Any], None]) -> None:
 
 
 def _set_method(name: str, method: Callable[..., Any]) -> None:
-    """Have Dynamo trace a method of tensors by ``method``."""
+    """Have Dynamo trace the method ``name`` of tensors with ``method``."""
     if name in getattr(_TensorVariable, "tp_methods", ()):  # from 2.14 on
         handler = _TensorVariable.tp_methods[name]
         _TensorVariable.tp_methods[name] = replace(handler, handler=method)
@@ -473,7 +473,7 @@ def _set_method(name: str, method: Callable[..., Any]) -> None:
 
 
 def _unread(item: Any, holder: Any) -> bool:
-    """True if ``item`` is still what ``holder``, the source of a container, has; and its number, or all, unknown."""
+    """True if ``item`` is still that of ``holder``, the source of a container, and no number in it was read."""
     if not isinstance(item, _LazyVariableTracker):
         return False
     known = item.realize() if item.is_realized() else None
@@ -489,20 +489,20 @@ def compilations() -> list[Any]:
 
 
 def code_of(trace: Any) -> CodeType:
-    """The code that a trace of Dynamo's began in."""
+    """The code object in which a trace of Dynamo began."""
     code: CodeType = trace.root_tx.f_code
     return code
 
 
 def run_compiled(code: CodeType) -> None:
-    """Have ``code`` run by the programs that Dynamo has of it, and traced for others. A trace that fails ends both."""
+    """Have Dynamo run its programs of ``code`` again, and trace it for other values. A failed trace ends both."""
     if not any(map(absent, (_set_strategy, _FrameAction, _FrameExecStrategy))):
         _set_strategy(code, _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT))
 
 
 def declaration(target: Any) -> str:
-    """The name of a call target; of an operator that does not come with torch, schema and tags, which another process
-    may declare otherwise. All overloads, where none is named."""
+    """The name of a call target; for an operator from outside of torch, its schema and tags, which another process may
+    declare differently. For an operator without overload, those of all overloads."""
     if isinstance(target, OpOverloadPacket):
         return " ".join(declaration(getattr(target, name)) for name in target.overloads())
     if not isinstance(target, OpOverload) or target.namespace in ("aten", "prims"):
@@ -511,10 +511,10 @@ def declaration(target: Any) -> str:
 
 
 def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) -> None:
-    """Ask ``substitute`` about each object that Dynamo is about to trace with. It guards on the object's identity.
+    """Call ``substitute`` for each object before Dynamo traces it. Dynamo guards on the identity of replaced objects.
 
-    The first argument is another object in each trace (see ``code_of``). ``type`` and ``isinstance`` take an object
-    whose class has a ``_pygraph_class`` for one of that class."""
+    Its first argument is a different object in each trace (see ``code_of``). ``type`` and ``isinstance`` treat an
+    object whose class has a ``_pygraph_class`` as an instance of that class."""
     build, kind_of, is_of = _VariableBuilder.__call__, _UserObject.python_type, _Builtin.call_isinstance
 
     def call(self: Any, value: Any) -> Any:
@@ -553,9 +553,9 @@ def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) 
 
 @functools.cache
 def mend_late_reads() -> None:
-    """Where an operator writes a tensor in place, have Inductor first compute what has read it and was put off. For
-    foreach operators, those of other libraries and those that hold graphs it does so once the write is in its list, so
-    that the late reader finds the new value (2.11 to 2.13). Has an effect once."""
+    """Before an operator writes a tensor in place, have Inductor compute its postponed readers. For foreach operators,
+    custom operators and operators with subgraphs, Inductor does so after it has listed the write, so that a late reader
+    would find the new value (2.11 to 2.13). Has an effect once."""
     if absent(_MutationOutput):
         return
     lower, init = GraphLowering.call_function, _MutationOutput.__init__
@@ -585,9 +585,8 @@ def mend_late_reads() -> None:
 
 @functools.cache
 def mend_patterns() -> None:
-    """Have no pattern of Inductor's take an operator for what it is without one of its numbers. Patterns overlook
-    keywords that they do not name: ``torch.add(x, a @ b, alpha=2)`` becomes ``addmm(x, a, b)`` (2.11 to 2.13). Has an
-    effect once."""
+    """Keep Inductor's patterns from matching an operator with numeric keywords that they do not name, and so ignore:
+    ``torch.add(x, a @ b, alpha=2)`` would become ``addmm(x, a, b)`` (2.11 to 2.13). Has an effect once."""
     if absent(_TargetPattern):
         return
     match = _TargetPattern._match
@@ -609,7 +608,7 @@ def _counts(node: torch.fx.Node, name: str) -> bool:
 
 
 def _views(graph: Any, name: str) -> list[str]:
-    """The buffers of a graph of Inductor's that an operator has made as views of another one, or of these."""
+    """The buffers of Inductor's ``graph`` that operators made as views of the buffer ``name``, or of such views."""
     found = [name]
     for operation in graph.operations:
         for output in operation.get_outputs():
@@ -620,9 +619,9 @@ def _views(graph: Any, name: str) -> list[str]:
 
 @functools.cache
 def mend_number_writes() -> None:
-    """Have Dynamo keep the last write into a float64 tensor of no dimensions on the CPU. It takes such an input for a
-    number that is unused, and removes what has the same fake tensor and no user, writes in place too (2.11 to 2.13).
-    Has an effect once."""
+    """Have Dynamo keep the last write into a 0-dimensional float64 tensor on the CPU. It takes such an input for an
+    unused number, and removes nodes with the same fake tensor and no user, also writes in place (2.11 to 2.13). Has an
+    effect once."""
     if absent(_OutputGraph):
         return
     remove = _OutputGraph.remove_tensorify_specialized_graphargs
@@ -638,8 +637,8 @@ def mend_number_writes() -> None:
 
 
 def mend_loop_order() -> None:
-    """Let foreach operators meet reductions in one graph: Inductor of torch 2.11 fails an assertion there (its issue
-    176591); later releases do not reorder such loops."""
+    """Allow foreach operators and reductions in one graph: there, an assertion fails in Inductor of torch 2.11 (PyTorch
+    issue 176591); later releases do not reorder such loops."""
     if torch.__version__.split(".")[:2] != ["2", "11"]:
         return
     reorder = _FusedNode.reorder_loops_by_dep_pair
@@ -652,12 +651,12 @@ def mend_loop_order() -> None:
 
 
 def mend_gradients() -> None:
-    """Where Dynamo traces a backward pass otherwise than autograd runs it, have it do as autograd, or end the graph.
+    """Where Dynamo would trace a backward pass differently from autograd, have it do as autograd, or end the graph.
 
-    Gradients that ``create_graph`` asks for would be constants, those of custom functions also where
-    ``torch.autograd.grad`` returns them. ``p.grad`` that a program sets and reads would be taken from ``p`` wherever
-    the value goes; if it is None, so would every None of all programs to come. Behind a hook of a tensor that the
-    program has made, it would no longer write attributes of objects of which it has written one before.
+    Gradients with ``create_graph`` would be constants; those of custom functions also if ``torch.autograd.grad``
+    returns them. A ``p.grad`` that a program sets and reads would be loaded from ``p`` wherever the value goes; if it
+    is None, so would every None of all later programs. After a hook of a tensor that the program has made, it would no
+    longer write attributes of objects of which it has already written one.
     """
     backward, read = _TensorVariable.method_backward, getattr(_TensorVariable, _READ_ATTRIBUTE)
     compile_subgraph = _OutputGraph.compile_subgraph
@@ -699,8 +698,8 @@ def mend_gradients() -> None:
 
 
 def _loses_second_order(graph: torch.fx.Graph) -> bool:
-    """True if a graph that Dynamo traced asks for gradients with a graph of their own, and has a custom autograd
-    function, whose backward would have none."""
+    """True if a traced graph has gradients with ``create_graph`` and a custom autograd function, whose backward pass
+    would have no graph."""
     asks = any(
         node.target is torch.autograd.grad and (node.kwargs.get("create_graph") or any(node.args[4:5]))
         for node in graph.nodes
@@ -709,21 +708,21 @@ def _loses_second_order(graph: torch.fx.Graph) -> bool:
 
 
 _AGAIN = "_recomputed"
-"""How the names of nodes end that a backward pass computes again."""
+"""Suffix of the names of nodes that a backward pass recomputes."""
 _COMPUTED = "pygraph_computed_again"
 
 
 def computed_again(node: Any) -> bool | None:
-    """True for a node of an FX graph that its backward pass computes again, False for one that comes before the first
-    of these, and None for all others."""
+    """True for an FX node that its graph's backward pass recomputes, False for a node before the first of these, None
+    for all others."""
     found: bool | None = node.meta.get("custom", {}).get(_COMPUTED)
     return found
 
 
 def keep_random_draws() -> None:
-    """Have checkpointed parts of a graph that holds its own backward pass keep what they drew, and compute the rest
-    again, which marks nodes for ``computed_again``. Otherwise AOTAutograd refuses such a graph, or, of torch 2.11, does
-    not find its backward pass. It takes attention for a draw too."""
+    """In a graph with its own backward pass, have checkpointed parts keep their random draws and recompute the rest;
+    mark nodes for ``computed_again``. Otherwise AOTAutograd refuses such a graph, or, in torch 2.11, does not find its
+    backward pass. Attention counts as a draw, too."""
     recompute = _recomputation.remat_using_tags_for_fwd_loss_bwd_graph
     backward = str(torch.autograd.grad)
 
@@ -739,7 +738,7 @@ def keep_random_draws() -> None:
         made = recompute(graph)
         nodes = list(made.graph.nodes)
         again = [node for node in nodes if node.name.endswith(_AGAIN)]
-        # parts of tuples stand behind these, however late they are used
+        # getitem nodes follow their tuples directly, even if they are used much later
         first = next((node for node in again if node.target is not operator.getitem), None)
         for node in {*itertools.takewhile(lambda node: node is not first, nodes), *again} if again else ():
             node.meta["custom"] = {**node.meta.get("custom", {}), _COMPUTED: node.name.endswith(_AGAIN)}
@@ -784,7 +783,7 @@ global_hooks: list[dict[Any, Any]] = [
     for name, table in vars(module).items()
     if name.startswith("_global_") and isinstance(table, dict)
 ]
-"""Those of all modules, and of all optimizers."""
+"""Tables of the hooks of all modules and of all optimizers."""
 _forward_ad = _find("torch.autograd.forward_ad")
 
 
@@ -794,7 +793,7 @@ def has_global_hooks() -> bool:
 
 
 def forward_level() -> int:
-    """The level of forward differentiation; -1: there is none."""
+    """The level of forward-mode differentiation; -1 if there is none."""
     return int(_forward_ad._current_level)
 
 
@@ -814,8 +813,8 @@ _TensorGuards = _find("torch._C._dynamo.guards.TensorGuards", cost="uncaptured c
 
 
 def check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A native check of as many tensors: true if they have the types, dispatch keys, dtypes, devices, sizes and strides
-    of these. False for a tensor that comes twice, and where another set of dispatch keys is active in the thread."""
+    """A native check of the same number of tensors: true if they have the types, dispatch keys, dtypes, devices, sizes
+    and strides of ``tensors``. False if a tensor occurs twice, or the thread has another set of dispatch keys."""
     if absent(_TensorGuards):
         return lambda *_: False
     sizes, strides = ([list(facts(tensor)) for tensor in tensors] for facts in (torch.Tensor.size, torch.Tensor.stride))
@@ -853,12 +852,12 @@ _set_dynamo_flag = _find("torch._C._dynamo.guards.set_is_in_mode_without_ignore_
 
 
 def dispatch_mode_flags() -> Mapping[str, bool]:
-    """Flags that a dispatch mode sets when it is entered, besides being pushed."""
+    """Flags that a dispatch mode sets when it is entered."""
     return {name: getattr(_python_dispatch, name) for name in _MODE_FLAGS if hasattr(_python_dispatch, name)}
 
 
 def set_dispatch_mode_flags(flags: Mapping[str, bool]) -> None:
-    """Bring back what ``dispatch_mode_flags`` returned."""
+    """Restore flags that ``dispatch_mode_flags`` returned."""
     for name, flag in flags.items():
         setattr(_python_dispatch, name, flag)
     if _MODE_FLAGS[-1] in flags and not absent(_set_dynamo_flag):
@@ -871,8 +870,8 @@ _excluded_keys = _find("torch._C._dispatch_tls_local_exclude_set")
 
 
 def dispatch_keys_kept() -> contextlib.AbstractContextManager[object]:
-    """Within it, the dispatch keys of this thread may change; then they are as before. torch changes them by objects
-    that change them back when they are freed, as in ``Tensor.__repr__``: which is late where something raises."""
+    """Context at whose end the dispatch keys of this thread are restored. torch changes them by objects that change
+    them back when freed, as in ``Tensor.__repr__``, which is late if an exception is raised."""
     guard: contextlib.AbstractContextManager[object] = _ForceDispatchKeyGuard(_included_keys(), _excluded_keys())
     return guard
 
@@ -901,7 +900,7 @@ if torch.backends.cuda.is_built():
     storage_from_address = _find("torch._C._construct_storage_from_data_pointer", cost=_CUDA)
 cuda_sleep = _find("torch.cuda._sleep", cost="matrix products keep the form that Inductor gives them")
 
-# -- several processes. A torch built without torch.distributed has none of it, and nothing asks for it there. ------
+# -- several processes. A torch built without torch.distributed has none of these, and nothing uses them there. -----
 resolve_process_group: Any = None
 _ProcessGroup: Any = None
 if torch.distributed.is_available():
@@ -913,7 +912,7 @@ if torch.distributed.is_available():
 
 
 def before_shutdown(act: Callable[[Any], None]) -> None:
-    """Call ``act`` with each process group that is about to be shut down, as ``destroy_process_group`` does."""
+    """Call ``act`` with each process group right before it is shut down, as by ``destroy_process_group``."""
     shutdown = _ProcessGroup.shutdown
 
     def act_and_shut_down(self: Any) -> None:
@@ -925,10 +924,10 @@ def before_shutdown(act: Callable[[Any], None]) -> None:
 
 # -- benchmarks ----------------------------------------------------------------------------------------------------
 def inductor_timing() -> SimpleNamespace:
-    """Where Inductor times kernels: ``autotuner.benchmark_all_configs`` times all configurations of one, ``padding``
-    decides which matrix products to pad, and ``kernel.inductor_meta_common`` goes into the source of a kernel.
+    """The places where Inductor times kernels: ``autotuner.benchmark_all_configs`` times all configurations of one,
+    ``padding`` decides which matrix products to pad, and ``kernel.inductor_meta_common`` enters a kernel's source.
 
-    Imported when asked for, since they take a while and only a benchmark wants them.
+    Imported on demand, since the imports are slow and only benchmarks need them.
     """
     from torch._inductor.codegen.triton import TritonKernel
     from torch._inductor.fx_passes import pad_mm
@@ -940,7 +939,7 @@ def inductor_timing() -> SimpleNamespace:
 # -- traces: structured artifacts for tlparse ----------------------------------------------------------------------
 trace_structured = _find("torch._logging.trace_structured", cost="TORCH_TRACE shows nothing of PyGraph")
 
-# -- graphs from files: fake results, of which some sizes and numbers are not known before the graph runs -----------
+# -- graphs from files: fake results, some of whose sizes and numbers are unknown before the graph runs -------------
 _FILES = "'pygraph run' fails"
 _ShapeEnv = _find("torch.fx.experimental.symbolic_shapes.ShapeEnv", cost=_FILES)
 _compute_unbacked_bindings = _find("torch.fx.experimental.symbolic_shapes.compute_unbacked_bindings", cost=_FILES)
@@ -948,30 +947,30 @@ _tracing = _find("torch._guards.tracing", cost=_FILES)
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode for fake calls of operators, also of those whose results' sizes the data decides."""
+    """A mode for fake calls of operators, also of operators with data-dependent result sizes."""
     env = _ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     return FakeTensorMode(shape_env=env)
 
 
 def bound_symbols(mode: FakeTensorMode, fake: Any) -> Any:
-    """The symbols that a fake result has brought, for ``meta["unbacked_bindings"]``; nothing if there is none."""
+    """The symbols that a fake result has introduced, for ``meta["unbacked_bindings"]``; nothing if there are none."""
     return _compute_unbacked_bindings(mode.shape_env, fake)
 
 
 def tracing_under(mode: FakeTensorMode) -> contextlib.AbstractContextManager[Any]:
-    """Have what compiles meanwhile find ``mode``."""
+    """Context in which compilations find ``mode``."""
     found: contextlib.AbstractContextManager[Any] = _tracing(TracingContext(mode))
     return found
 
 
-# -- torch.compile: options of a backend, which it looks up by name and then wraps with its options ------------------
+# -- torch.compile: options of a backend, which is looked up by name and then wrapped with its options ---------------
 _wrap_backend = _find(
     "torch._dynamo.repro.after_dynamo.wrap_backend_debug", cost="options are checked at the first call of a program"
 )
 
 
 def check_options(backend: Callable[..., Any], check: Callable[..., Any]) -> None:
-    """Have ``torch.compile`` call ``check`` with the mode and options of ``backend``, those that are set."""
+    """Have ``torch.compile`` call ``check`` with the mode and options of ``backend`` that are set."""
     if absent(_wrap_backend):
         return
 
@@ -983,18 +982,18 @@ def check_options(backend: Callable[..., Any], check: Callable[..., Any]) -> Non
     importlib.import_module(_wrap_backend.__module__).wrap_backend_debug = wrap  # type: ignore[attr-defined]
 
 
-# -- graphs of Dynamo: why each of them ends -----------------------------------------------------------------------
+# -- graphs of Dynamo: the reason why each ends --------------------------------------------------------------------
 graph_break_reasons = _find(
     "torch._dynamo.utils.graph_break_reasons", cost="reports list no graph break that ends no graph of its own"
 )
 
 
 def compile_reason(gm: torch.fx.GraphModule) -> Any:
-    """Dynamo's ``GraphCompileReason`` of the module that it hands to a backend; None for any other module."""
+    """Dynamo's ``GraphCompileReason`` of a module that it passes to a backend; None for any other module."""
     return getattr(gm, "compile_subgraph_reason", None)
 
 
-# -- inputs: what Dynamo and AOTAutograd say of them --------------------------------------------------------------
+# -- inputs: their descriptions by Dynamo and AOTAutograd ---------------------------------------------------------
 _INPUTS = "reports call inputs by AOTAutograd's names"
 _AOT = "torch._functorch._aot_autograd.descriptors"
 _PlainInput = _find(f"{_AOT}.PlainAOTInput", cost=_INPUTS)
@@ -1004,21 +1003,21 @@ _BaseOfInput = tuple(_find(f"{_AOT}.{_name}BaseAOTInput", cost=_INPUTS) for _nam
 
 
 def input_sources(gm: torch.fx.GraphModule) -> dict[int | str, str]:
-    """Dynamo's sources of what ``gm``, which it hands to a backend, takes: of inputs by position, of the parameters and
-    buffers that the module has itself by their name there. What has none is left out."""
+    """Dynamo's sources for a module that it passes to a backend: of inputs by position, and of parameters and buffers
+    that the module itself holds by name. Inputs without a source are left out."""
     sources: dict[int | str, Any] = dict(getattr(gm, "_param_name_to_source", None) or {})
     for position, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         sources[position] = getattr(node, "_dynamo_source", None)
     found: dict[int | str, str] = {}
     for key, source in sources.items():
-        with contextlib.suppress(AttributeError, NotImplementedError):  # None, and what cannot be named
+        with contextlib.suppress(AttributeError, NotImplementedError):  # None, and sources without a name
             found[key] = str(source.name)
     return found
 
 
 def described_input(description: Any) -> tuple[int | str, tuple[str, ...]] | None:
-    """The source of a placeholder of AOTAutograd's with that ``meta["desc"]``: a key of ``input_sources``, and
-    attributes that lead on from there. None where that is unknown, or it is no input of Dynamo's."""
+    """The source of an AOTAutograd placeholder with this ``meta["desc"]``: a key of ``input_sources``, and attributes
+    that lead on from there. None if it is unknown, or not an input of Dynamo's graph."""
     if isinstance(description, _PlainInput):
         return description.idx, ()
     if isinstance(description, _OwnInputs):

@@ -1,8 +1,8 @@
-"""Writes what was made of a graph into the dump directory: the annotated program and the reports.
+"""Writes the annotated program and the reports of a graph into the dump directory.
 
 The pass manager writes the IR before and after each pass into the same folder, ``DUMP_DIR/<graph>/``, and the launch
-programs of a region into its ``region<n>/``; where a process
-group is initialised, ``DUMP_DIR/rank<n>/<graph>/``.
+programs of a region into its ``region<n>/``. If a process group is initialised, the folder is
+``DUMP_DIR/rank<n>/<graph>/``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ INPUTS = "inputs.pt"
 _INPUTS_LIMIT = 2**30
 
 Boxed = Callable[[list[Any]], Any]
-"""A compiled program, or one region of it: takes its arguments in a list, which it clears."""
+"""A compiled program, or one region of it: it takes its arguments in a list, which it clears."""
 
 _dumped: deque[tuple[Path, GraphReport]] = deque(maxlen=256)
-"""Dumps to write again at exit, when the reports know what was replayed."""
+"""Dumps whose reports are written again at exit, with the replays."""
 
 
 def graph_dir(dump_dir: str | None, report: GraphReport) -> Path | None:
-    """The folder of one graph's dumps, or None when nothing is dumped."""
+    """The folder of one graph's dumps, or None if nothing is dumped."""
     if dump_dir is None:
         return None
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -48,7 +48,7 @@ def graph_dir(dump_dir: str | None, report: GraphReport) -> Path | None:
 def dump_program(dump_dir: str | None, report: GraphReport) -> None:
     """Write program and report now, and the report again at exit.
 
-    What cannot be rendered or written is warned of and changes nothing else.
+    A failure to render or write a dump only logs a warning.
     """
     trace_report(report)
     folder = graph_dir(dump_dir, report)
@@ -63,7 +63,7 @@ def dump_program(dump_dir: str | None, report: GraphReport) -> None:
 
 
 def trace_report(report: GraphReport) -> None:
-    """Give the report and the IR to ``TORCH_TRACE``, where that is on: tlparse shows them beside Inductor's program."""
+    """Add the report and the IR to ``TORCH_TRACE``, if it is on: tlparse shows them next to Inductor's program."""
     if compat.absent(compat.trace_structured):
         return
     texts: dict[str, Callable[[GraphReport], str]] = {"pygraph_report": _report_text, "pygraph_ir": _graph_text}
@@ -115,7 +115,7 @@ def _graph_text(report: GraphReport) -> str:
 
 
 def _report_text(report: GraphReport) -> str:
-    from pygraph.report.text import render_text  # renderers are needed only where something is rendered
+    from pygraph.report.text import render_text  # imported only if something is rendered
 
     return render_text([report.complete()], width=140, color=False)
 
@@ -137,7 +137,7 @@ def _write_again() -> None:
 
 @contextlib.contextmanager
 def _warned(folder: object) -> Iterator[None]:
-    """Turn whatever a dump meets into a warning: the program that it describes must run."""
+    """Turn exceptions of a dump into warnings: the program that it describes must run."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - renderers and the file system raise anything
@@ -145,7 +145,7 @@ def _warned(folder: object) -> Iterator[None]:
 
 
 def _program_text(report: GraphReport) -> str:
-    """Inductor's program, each region function under a comment on what it is and what becomes of it."""
+    """Inductor's program, with a comment above each region function: operators, launches, and if it may be captured."""
     above = {}
     for region in report.regions:
         verdict = "may be captured" if region.wrapped else f"stays uncaptured: {region.reason}"

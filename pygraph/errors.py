@@ -18,7 +18,7 @@ class Span:
     length: int = 1
 
     def underline(self, text: str) -> str:
-        """The line of ``text`` that this span lies on, with carets under it."""
+        """The line of ``text`` with this span, and carets under the span."""
         lines = text.split("\n")
         row = printable(lines[min(self.line, len(lines)) - 1].rstrip("\r"))
         width = max(1, min(self.length, max(1, len(row) - self.column + 1)))
@@ -48,13 +48,13 @@ class Location:
 
 
 def first_line(text: str) -> str:
-    """The first line of ``text``, up to 120 characters of it, for what is shown on one line."""
+    """The first line of ``text``, shortened to 120 characters, for output on one line."""
     line = text.strip().partition("\n")[0]
     return line if len(line) <= 120 else f"{line[:119]}…"
 
 
 def printable(text: str) -> str:
-    """``text`` with a visible character for each one that a terminal would obey, and as long as before."""
+    """``text`` of the same length, with a visible character for each control character that a terminal would obey."""
     return "".join(char if char.isprintable() or char == "\n" else _PICTURES.get(char, "\ufffd") for char in text)
 
 

@@ -1,11 +1,11 @@
-"""Executes a graph of operators: compiled, in its regions, against its operators run one by one.
+"""Executes a graph compiled, in its regions, and compares it with its operators run one by one.
 
     graph ─┬─ evaluate ──────────────────────────────────────────────────────────► results ─┐
            └─ passes ─ module ─ Inductor, cut at its regions ─ calls, the last replayed ─────┴► what differs first
 
-Compiled arithmetic is rounded at other places. How far that may take a result is measured: the operators run again,
-with each of their floats moved by up to one unit in its last place. Results may be a few times as far apart as these
-runs are.
+Compiled arithmetic rounds at other places. The effect of rounding on a result is measured: the operators run again,
+with each of their floats moved by up to one unit in the last place. Results may differ by a few times as much as these
+runs do.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from pygraph.runtime.tensors import bits, blocks, same_bytes, take
 from pygraph.settings import Settings
 
 CALLS = 5
-"""Calls of the compiled graph: one runs as it is, the next is captured, the others are replayed."""
+"""Number of calls of the compiled graph: one runs uncaptured, the next is captured, the others are replayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A result that is not that of the operators run one by one.
+    """A result that differs from the result of the operators run one by one.
 
     Args:
-        where: the result: of a node, returned, or an input that was written
+        where: the result: of a node, of the graph, or an input that was written
         node: the operator; None for an input
-        text: how far it is off
+        text: size of the difference
         when: the passes, or the call
     """
 
@@ -63,10 +63,10 @@ class Execution:
     """The result of a run.
 
     Args:
-        report: that of the compiled graph
-        replayed: of each call, how many regions a replay answered
-        difference: the first one, None if there is none
-        unsure: results that were not compared, since they follow from random numbers
+        report: report of the compiled graph
+        replayed: for each call, the number of regions that were replayed
+        difference: the first difference, or None
+        unsure: results that were not compared, since they depend on random numbers
     """
 
     report: GraphReport
@@ -80,10 +80,10 @@ class Inputs:
     """Inputs of a graph.
 
     Args:
-        saved: inputs by name; those that are missing are drawn
+        saved: inputs by name; missing ones are drawn
         constants: tensors of ``pygraph.constant`` nodes, by their ``target``
-        sizes: values of symbols, before their hints
-        seed: of what is drawn
+        sizes: values of symbols, which override their hints
+        seed: seed of drawn values
     """
 
     saved: Mapping[str, Any] = field(default_factory=dict)
@@ -130,7 +130,7 @@ def execute(graph: Graph, given: Inputs, pipeline: str | None = None) -> Executi
 
 
 def _check_place(graph: Graph, given: Inputs) -> None:
-    """Raise FrontendError for a device that torch has not, OptionError for a size that ``graph`` has not."""
+    """Raise FrontendError if torch lacks the graph's device, OptionError for a size that is no symbol of ``graph``."""
     types = [value.type for value in graph.values()]
     if captured_device(graph) == "cuda" and not torch.cuda.is_available():
         raise FrontendError("the graph is of a GPU, and torch finds none: --device cpu runs it on the CPU")
@@ -159,7 +159,7 @@ def _replays(report: GraphReport) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """The inputs of a graph, by position, and how its operators run one by one."""
+    """The inputs of a graph, by position, and the settings with which its operators run one by one."""
 
     inputs: list[Any]
     how: Evaluation
@@ -194,13 +194,13 @@ class _Ready:
         return cls(inputs, replace(plain, constant=constant))
 
     def copies(self) -> list[Any]:
-        """The inputs, in memory of their own."""
+        """Copies of the inputs."""
         return list(take(self.inputs, blocks(self.inputs)).args)
 
     def run(self, graph: Graph, shake: int | None = None) -> _Reference:
-        """One operator after the other; with ``shake``, a seed, floats are moved by the last place.
+        """Run the operators one by one; with ``shake``, a seed, floats are moved by up to one unit in the last place.
 
-        Raises FrontendError with the ``node`` for one that fails, or makes another type than the graph says.
+        Raises FrontendError, with the ``node``, for an operator that fails or returns another type than in the graph.
         """
         seen: dict[str, list[Any]] = {}
         args = self.copies()
@@ -242,7 +242,7 @@ class _Ready:
             raise FrontendError(f"Inductor cannot compile the graph: {type(error).__name__}: {error}") from error
 
     def call(self, run: Callable[[list[Any]], Any]) -> tuple[list[Any], Sequence[Any]]:
-        """The arguments of a call, as it left them, and its results."""
+        """Call ``run``. Returns the arguments after the call, and its results."""
         args = self.copies()
         with torch.random.fork_rng(enabled=True), torch.no_grad(), waiting_for_builds():
             torch.manual_seed(self.how.seed or 0)
@@ -250,7 +250,7 @@ class _Ready:
 
 
 def _check_type(value: Value, result: Any) -> None:
-    """Raise FrontendError where an operator made another type than the graph says."""
+    """Raise FrontendError if an operator returned another type than in the graph."""
     wanted = value.type
     if not isinstance(wanted, TensorType) or not isinstance(result, torch.Tensor):
         return
@@ -266,8 +266,8 @@ def _check_type(value: Value, result: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """Results of operators run one by one: inputs, results, each value at the end, and the results of each node when it
-    ran."""
+    """Results of operators run one by one: inputs and results of the graph, each value at the end, and the results of
+    each node right after it ran."""
 
     args: list[Any]
     results: list[Any]
@@ -277,7 +277,7 @@ class _Reference:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Compares with ``runs`` of ``original``, the first as it is and the others shaken, but for what is ``unsure``."""
+    """Compares with ``runs`` of ``original``, the first unchanged and the others shaken; skips values in ``unsure``."""
 
     ready: _Ready
     original: Graph
@@ -285,12 +285,12 @@ class _Compared:
     unsure: frozenset[Value]
 
     def unsure_names(self) -> tuple[str, ...]:
-        """Results that are not compared."""
+        """Names of results and inputs that are not compared."""
         found = [repr(one) for arg in self.original.outputs for one in leaves(arg, Value) if one in self.unsure]
         return tuple(dict.fromkeys(found + [repr(one) for one in self.original.inputs if one in self.unsure]))
 
     def outputs(self, args: Sequence[Any], results: Sequence[Any], when: str) -> Difference | None:
-        """The first result, or input that was written, that is another one."""
+        """The first result, or input after the call, that differs."""
         for i, (arg, actual) in enumerate(zip(self.original.outputs, results, strict=True)):
             value = next(leaves(arg, Value), None)
             text = "" if value is None or value in self.unsure else apart([run.results[i] for run in self.runs], actual)
@@ -303,7 +303,7 @@ class _Compared:
         return None
 
     def between_runs(self) -> Difference | None:
-        """The first node that computes something else on the same operands when the operators run again."""
+        """The first node with other results when the operators run again on equal inputs."""
         again = self.ready.run(self.original).seen
         for node, value in self._compared_values():
             expected, actual = (seen[node.name][value.index] for seen in (self.runs[0].seen, again))
@@ -313,7 +313,7 @@ class _Compared:
         return None
 
     def between_passes(self, changed: Graph) -> Difference | None:
-        """The first node that computes something else since the passes ran, its operators run one by one as well."""
+        """The first node with other results after the passes, also with operators run one by one."""
         seen = self.ready.run(changed).seen
         for node, value in self._compared_values():
             if len(seen.get(node.name, ())) > value.index:
@@ -323,7 +323,7 @@ class _Compared:
         return None
 
     def between_nodes(self, graph: Graph, passes: PassManager, *, exact: bool) -> Difference | None:
-        """The first node whose results are others where all of them are returned, too."""
+        """The first node with other results in a compiled graph that returns the results of all nodes."""
         watched = graph.clone()
         chosen = [(node, value) for node, value in self._compared_values() if watched.owner(node.name) is not None]
         watched.set_outputs([watched.value(node.name, value.index) for node, value in chosen])
@@ -349,8 +349,8 @@ def _when(call: int, replayed: bool) -> str:
 
 
 def apart(runs: Sequence[Any], actual: Any) -> str:
-    """How far a result is from that of the first of ``runs``; empty where it is not further than rounding may take it,
-    as the others show."""
+    """Text on the distance of a result from that of the first of ``runs``; empty if rounding may explain it, as
+    measured by the other runs."""
     tensors = [torch.tensor(one, dtype=torch.float64) if isinstance(one, float) else one for one in (*runs, actual)]
     expected, *others, found = tensors
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
@@ -373,7 +373,7 @@ def apart(runs: Sequence[Any], actual: Any) -> str:
 
 
 def _shake(result: Any, generator: torch.Generator) -> None:
-    """Move the floats of ``result`` by up to a unit in their last place, but for whole numbers."""
+    """Move the floats of ``result``, except whole numbers, by up to one unit in the last place."""
     if not isinstance(result, torch.Tensor) or not result.is_floating_point() or result.dtype.itemsize < 2:
         return
     noise = torch.rand(result.shape, generator=generator, dtype=torch.float64).to(result.device) * 2 - 1
@@ -382,12 +382,12 @@ def _shake(result: Any, generator: torch.Generator) -> None:
 
 
 def _is_empty(node: KernelNode) -> bool:
-    """True if a node's results hold nothing yet."""
+    """True if a node's results are uninitialized."""
     return "empty" in base_name(node.op).replace("_", ".").split(".")
 
 
 def _unsure(graph: Graph) -> frozenset[Value]:
-    """Values that follow from random numbers, which compiled operators draw in another way."""
+    """Values that depend on random numbers, which compiled operators draw differently."""
     home: dict[Value, Value] = {}
     found: set[Value] = set()
     for node in graph.nodes:

@@ -1,7 +1,7 @@
 """The ``pygraph`` logger, and the progress of long work.
 
 Everything in the package logs to ``pygraph``. ``PYGRAPH_LOGS`` sets its level and gives it a handler on stderr; an
-application that configures logging itself needs nothing of this.
+application that configures logging itself does not need it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HANDLER = "pygraph-stderr"
 
 
 def configure() -> None:
-    """Set the logger up as the environment says, if it says anything. Raises OptionError for an unknown level."""
+    """Set up the logger as the environment variable says, if set. Raises OptionError for an unknown level."""
     level = os.environ.get(VARIABLE, "").lower()
     if not level:
         return
@@ -40,22 +40,22 @@ def configure() -> None:
 
 
 class _Lines(logging.Handler):
-    """Prints messages on stderr, as it is at that moment."""
+    """Prints messages on the current ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # nobody reads them
+        with suppress(OSError):  # its reader is gone
             print(record.getMessage(), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def progress_lines() -> Iterator[None]:
-    """For commands: print steps on stderr, a line each, where it is no terminal and no log shows them."""
+    """For commands: print each step as a line on stderr, unless it is a terminal or a log shows them."""
     if sys.stderr.isatty() or os.environ.get(VARIABLE):
         yield
         return
     handler, before = _Lines(), (_steps.level, _steps.propagate)
     _steps.addHandler(handler)
-    _steps.setLevel(logging.INFO)  # by the method: a logger remembers which levels it has turned away
+    _steps.setLevel(logging.INFO)  # not by assignment: a logger caches the levels that it ignores
     _steps.propagate = False
     try:
         yield
@@ -66,16 +66,16 @@ def progress_lines() -> Iterator[None]:
 
 
 def step(text: str) -> None:
-    """Tell that a step of long work begins."""
+    """Log that a step of long work begins."""
     _steps.info("%s", text)
 
 
 @contextmanager
 def working(title: str) -> Iterator[Callable[[str], None]]:
-    """Show that ``title`` is under way, for as long as the context lasts. Yields what tells the current step.
+    """Show that ``title`` is under way while the context lasts. Yields a function that shows the current step.
 
-    On a terminal a line moves on stderr; elsewhere, and where something else moves there, steps are logged at INFO, by
-    ``pygraph.progress``.
+    On a terminal, a progress line is shown on stderr; elsewhere, or if another one is shown there, steps are logged at
+    INFO by ``pygraph.progress``.
     """
     if sys.stderr.isatty():
         from rich.console import Console  # takes a while

@@ -3,9 +3,9 @@
     example arguments ─▸ copies of each size, largest first ─┬─ the first two or three: compile
                                                              └─ all: captured, and replayed
 
-Dynamo compiles a program of its own for the first size, and for the second one the program that serves all. So sizes
-are called until one compiles nothing, and all are captured then. If any of these compiles after all, as sizes 0 and 1
-do, each is called once more.
+Dynamo compiles a separate program for the first size, and one for all sizes at the second. So sizes are called until
+one compiles nothing; then all are captured. If a size still compiles a program, as sizes 0 and 1 do, all sizes are
+called again.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ Size: TypeAlias = tuple[Any, ...]
 """The numbers of one size, in the order of a mapping's keys; or the sizes of the tensors of an example."""
 
 _CALLS = 8
-"""Calls of one size after which it is given up."""
+"""Number of calls after which a size is given up."""
 _REFUSALS = 2
-"""Captures of one size that fail before it is given up."""
+"""Number of failed captures after which a size is given up."""
 _PASSES = 3
-"""Times that all sizes are gone through, while further programs are compiled for some."""
+"""Maximum number of passes over all sizes, while some still compile further programs."""
 _POLL = 0.002
-"""Seconds between two looks at another thread that captures, or a library that is being built."""
+"""Seconds between two checks of another thread's capture, or of a library that is being built."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _silent(text: str) -> None:
 
 
 class _Cancelled(Exception):
-    """Nobody wants the outcome any more."""
+    """The preparation was cancelled."""
 
 
 @dataclass(eq=False)
@@ -246,14 +246,14 @@ class _Planned:
     """A size to prepare.
 
     Args:
-        size: As it is reported.
-        weight: What it is ordered by: bytes of its tensors, then the sum of its Python ints.
-        tensors: Those of the example.
-        make: Makes arguments, anew for each call: the model may change them.
-        captured: Variants that its calls captured.
-        left: What its last call ran uncaptured.
-        replayed: A call of it was replayed, or captured.
-        why: Why it is not captured, if so.
+        size: the size, as reported
+        weight: sort key: bytes of its tensors, then the sum of its Python ints
+        tensors: tensors of the example
+        make: makes new arguments for each call, since the model may change them
+        captured: variants that its calls captured
+        left: variants or refusals that its last call met and ran uncaptured
+        replayed: true if a call was replayed or captured
+        why: why it is not captured, or None
     """
 
     size: Size
@@ -268,7 +268,7 @@ class _Planned:
 
 @dataclass
 class _Preparation:
-    """Calls ``compiled`` for each size that is ``planned``. ``tell`` shows how far it is, ``is_over`` ends it."""
+    """Calls ``compiled`` for each size in ``planned``. ``tell`` shows progress; ``is_over`` returns true to end it."""
 
     compiled: Callable[..., Any]
     planned: list[_Planned]
@@ -292,7 +292,7 @@ class _Preparation:
                 self._show("capturing", number, planned)
                 self._capture(planned)
             if programs == live.regions():
-                break  # otherwise, what was compiled meanwhile may serve sizes that were captured before
+                break  # otherwise, a new program may serve sizes that were captured before
         refused = {planned.size: why for planned in self.planned if (why := _refusal(planned)) is not None}
         captured = tuple(planned.size for planned in self.planned if planned.size not in refused)
         memory = {planned.size: _taken(planned) for planned in self.planned if planned.size in captured}
@@ -302,7 +302,7 @@ class _Preparation:
         self.tell(f"{doing} {number + 1} of {len(self.planned)}: {_text(planned.size)}")
 
     def _capture(self, planned: _Planned) -> None:
-        """Call until nothing runs uncaptured that could be captured. Ranks call equally often."""
+        """Call until everything that can be captured is. Of several ranks, each calls equally often."""
         ranks = _is_one_of_several()
         for _ in range(_REFUSALS if ranks else _CALLS):
             if planned.why is not None:
@@ -355,7 +355,7 @@ def _taken(planned: _Planned) -> SizeMemory:
 
 
 def _is_one_of_several() -> bool:
-    """True if other processes take part in what this one calls."""
+    """True if this process is one of several ranks."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
@@ -404,7 +404,7 @@ def _combinations(sizes: Mapping[Any, Iterable[int]], args: tuple[Any, ...], kwa
 
 
 def _places(key: Any, given: Mapping[Argument, Any]) -> tuple[Place, ...]:
-    """The places that a key of the mapping names."""
+    """The places that a key of the mapping names. Raises OptionError."""
     places = key if isinstance(key, tuple) and key and all(isinstance(each, tuple) for each in key) else (key,)
     for place in places:
         argument, *dims = place if isinstance(place, tuple) else (place,)
@@ -430,7 +430,7 @@ def _numbers(key: Any, values: Iterable[int]) -> list[int]:
 
 
 def _planned(size: Size | None, args: tuple[Any, ...], kwargs: dict[str, Any], changes: _Changes) -> _Planned:
-    """A size whose example arguments have ``changes``."""
+    """A size to prepare: the example arguments with ``changes``."""
     facts: list[Any] = []
     tensors: list[torch.Tensor] = []
     nbytes = total = 0
@@ -478,8 +478,8 @@ def _shape(example: torch.Tensor, sizes: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _copy(example: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
-    """A copy with other sizes of some dimensions: along these, values are repeated, or cut off. Strides are in the same
-    order, and those that depend on no other size are equal."""
+    """A copy with other sizes of some dimensions, along which values are repeated or cut off. Strides keep their order;
+    those that depend on no changed size are equal."""
     if type(example) not in (torch.Tensor, torch.nn.Parameter) or example.layout is not torch.strided:
         if sizes:
             raise OptionError(f"a {type(example).__name__} takes no other sizes: pass examples of each")
@@ -502,8 +502,8 @@ def _copy(example: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
 
 
 def _strides(example: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """Strides of a tensor like ``example`` with another ``shape``: from the first dimension on, from within, whose size
-    differs, it is dense."""
+    """Strides of a tensor like ``example`` with another ``shape``: from the innermost dimension with another size
+    outwards, it is dense."""
     strides, within, differs = list(example.stride()), 1, False
     single = [size <= 1 for size in example.shape]  # their strides may be anything
     order = [(math.inf if single[dim] and not stride else stride, -dim) for dim, stride in enumerate(strides)]
@@ -517,11 +517,11 @@ def _strides(example: torch.Tensor, shape: Sequence[int]) -> list[int]:
     return strides
 
 
-# -- where they are called ---------------------------------------------------------------------------------------------
+# -- the thread of the calls -------------------------------------------------------------------------------------------
 
 
 def _device(planned: _Planned) -> torch.device:
-    """That of the first tensor that is not on a CPU."""
+    """Device of the first tensor that is not on a CPU; else the CPU."""
     devices = (leaf.device for leaf in planned.tensors)
     return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
@@ -536,7 +536,7 @@ def _memory(device: torch.device) -> Memory:
 
 @dataclass(frozen=True)
 class _Circumstances:
-    """Modes of a thread that a call depends on, and the owner of its programs, for another thread."""
+    """Modes of a thread on which a call depends, and the owner of its programs, for use on another thread."""
 
     owner: live.Owner
     device: torch.device
@@ -548,7 +548,7 @@ class _Circumstances:
 
     @staticmethod
     def of(device: torch.device) -> _Circumstances:
-        """Those of this thread."""
+        """The circumstances of this thread."""
         kinds = dict.fromkeys(("cpu", device.type))
         return _Circumstances(
             live.owner(),
@@ -562,7 +562,7 @@ class _Circumstances:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Those of the other thread, on this one."""
+        """Context with these circumstances on the current thread."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(live.owned_by(self.owner))
             if self.stream is not None:
@@ -576,7 +576,7 @@ class _Circumstances:
 
 
 def _fulfil(future: Future[Prepared], run: _Preparation, circumstances: _Circumstances) -> None:
-    """Run on this thread, and have ``future`` told. Until then it can be cancelled."""
+    """Run on this thread, and set the outcome of ``future``, which can be cancelled until then."""
     try:
         with circumstances.again():
             outcome = run.run()

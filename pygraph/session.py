@@ -1,4 +1,4 @@
-"""``pygraph.Session``: regions with a budget of their own, which are frozen, measured and freed together.
+"""``pygraph.Session``: regions with their own memory budget, which are frozen, measured and freed together.
 
     with pygraph.Session(memory_limit="2GiB") as session:
         decode = torch.compile(model, backend="pygraph")
@@ -7,7 +7,7 @@
         serve(decode)
 
 A program belongs to the session that is entered when it is compiled: at its first call, on that thread. Other programs
-have an owner of their own, whose limit is the option ``memory_limit``.
+have a separate owner, whose limit is the option ``memory_limit``.
 """
 
 from __future__ import annotations

@@ -165,13 +165,13 @@ _KINDS = {
 }
 """The values that each option takes."""
 COMPILED = frozenset({"passes", "dump_dir", "dump_inputs", "frames", "collectives", "cache_dir", "inductor"})
-"""Options of compiled programs, which a callable that is captured as it runs has no use for."""
+"""Options of compiled programs only, which captured callables do not use."""
 _VARIABLES = {_PREFIX + name.upper(): name for name in _KINDS if name != "inductor"}
 
 
 @functools.cache
 def _warn_of_unknown(names: frozenset[str]) -> None:
-    """Warn, once, of variables that look like PyGraph's and are none."""
+    """Warn, once, of environment variables with PyGraph's prefix that PyGraph does not have."""
     known = [*_VARIABLES, VARIABLE, SIZE]
     for name in sorted(names.difference(known)):
         from pygraph.passes.pipeline import nearest  # takes a while
@@ -180,7 +180,7 @@ def _warn_of_unknown(names: frozenset[str]) -> None:
 
 
 def _read(option: str, text: str) -> object:
-    """The value of a variable; the text itself where it is none of what the option takes."""
+    """The value of an environment variable; its text if the option does not take such a value."""
     if _KINDS[option] == "true or false":
         words = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
         return words.get(text.lower(), text)
@@ -196,8 +196,8 @@ _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 def bytes_of(name: str, value: int | str) -> int:
-    """A number of bytes, also as a text such as ``2GiB``. Raises OptionError, which calls it ``name``, for anything
-    else."""
+    """A number of bytes, given as a number or as text such as ``2GiB``. Raises OptionError, which calls it ``name``,
+    for other values."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", str(value).strip().lower())
     nbytes = int(Decimal(found[1]) * _UNITS.get(found[2], 0)) if found else 0
     if nbytes < 1:  # no bool is a number here
@@ -206,7 +206,7 @@ def bytes_of(name: str, value: int | str) -> int:
 
 
 def _checked(option: str, name: str, value: Any) -> Any:
-    """``value`` as the settings hold it. Raises OptionError, which calls it ``name``, for another kind of value."""
+    """``value`` in the form of the settings. Raises OptionError, which calls it ``name``, for an invalid value."""
     match option, value:
         case "dump_inputs" | "frames" | "strict" | "disable" | "ledger", bool():
             return value

@@ -1,4 +1,4 @@
-"""The version of PyGraph and of its source, where every module can read them without importing anything else."""
+"""The version of PyGraph and hashes of its source. Imports no other module of PyGraph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHAPING_NOTHING = ("bench", "cli", "report", "testing")
 
 @functools.cache
 def package_digest(package: Path) -> str:
-    """A hash of the files that may shape a program, by path and content."""
+    """Hash of the files that may shape a program, by path and content."""
     files = (path for path in package.rglob("*") if path.suffix == ".py")
     names = {path.relative_to(package).as_posix(): path for path in files}
     rows = [f"{n} {digest(names[n])}" for n in sorted(names) if n.partition("/")[0] not in _SHAPING_NOTHING]
@@ -22,5 +22,5 @@ def package_digest(package: Path) -> str:
 
 
 def digest(path: Path) -> str:
-    """A hash of the content of a file. Raises OSError."""
+    """Hash of the content of a file. Raises OSError."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

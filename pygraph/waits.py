@@ -1,10 +1,10 @@
-"""Dependences in a sequence of nodes or of launches: the one rule of both stages of the IR.
+"""Dependences in a sequence of nodes or of launches, by one rule for both.
 
     0 writes a    1 writes b    2 reads a, b    3 writes a         2 waits for 0 and 1, 3 for 2
 
-One that uses memory waits for earlier ones that write it, and one that writes memory for those that use it. Members of
-a chain (draws of one generator, calls of one process group) keep their order. What may use anything waits for all
-before it, and all behind it for it.
+A member that uses memory waits for earlier members that write it, and one that writes memory for earlier ones that use
+it. Members of a chain (draws of one generator, calls of one process group) keep their order. A member that may use
+anything waits for all earlier ones, and all later ones wait for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Part(Protocol):
         """True if the two parts may overlap."""
 
     def covers(self, other: Any, /) -> bool:
-        """True if all of ``other`` surely lies inside."""
+        """True if all of ``other`` certainly lies inside."""
 
 
 class _Whole:
@@ -40,28 +40,28 @@ WHOLE = _Whole()
 
 @dataclass(slots=True)
 class _Used:
-    """Those that use a memory, of which a later one may still have to wait for."""
+    """Uses of a memory for which a later member may still have to wait."""
 
     reads: list[tuple[int, Part]] = field(default_factory=list)
     writes: list[tuple[int, Part]] = field(default_factory=list)
 
 
 class Waits(Generic[_Memory]):
-    """Who used what, up to some place in the sequence."""
+    """Uses of memory up to some place in the sequence."""
 
     def __init__(self) -> None:
         self._used: defaultdict[_Memory, _Used] = defaultdict(_Used)
         self._open: set[int] = set()
-        """Those that no later one waits for, since the last one that all wait for."""
+        """Members since ``_last`` for which no later member waits."""
         self._last: int | None = None
         self._chains: dict[Hashable, int] = {}
 
     def add(
         self, index: int, accesses: Sequence[tuple[_Memory, Part, bool]] | None, chains: Iterable[Hashable] = ()
     ) -> set[int]:
-        """The earlier ones that ``index``, the next, waits for. ``accesses`` are the memory that it uses, the part of
-        it, and whether that is written; None: it may use anything. It is a member of ``chains``. The rest follows:
-        what those that are returned wait for."""
+        """Add the next member, ``index``, which belongs to ``chains``. Returns earlier members for which it waits; it
+        waits for others through these. ``accesses``: each memory that it uses, the part, and True if it writes the
+        part; None: it may use anything."""
         waits = set() if self._last is None else {self._last}
         for chain in chains:
             waits |= {self._chains[chain]} if chain in self._chains else set()

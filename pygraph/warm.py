@@ -1,14 +1,14 @@
-"""Warm starts: what AOTAutograd's cache restores in a later process comes back with its regions and its report.
+"""Warm starts: programs that AOTAutograd's cache restores in a later process get their regions and reports back.
 
-AOTAutograd keeps, under a key of Dynamo's graph, the keys of Inductor's programs. A hit skips ``inner_compile``: no
-tracing, lifting, passes or Inductor. So a program's facts (report, origins of lines, roles of inputs) are kept in a
-file beside Inductor's caches, and put back when AOTAutograd loads the program:
+AOTAutograd stores, under a key of Dynamo's graph, the keys of Inductor's programs. A hit skips ``inner_compile``: no
+tracing, lifting, passes or Inductor. So a program's facts (report, origins of lines, roles of inputs) are stored in a
+file next to Inductor's caches, and restored when AOTAutograd loads the program:
 
     cold:  Dynamo ─ AOTAutograd ─ lift ─ passes ─ Inductor ─ keep facts ─ wrap regions
     warm:  Dynamo ─ key ─ load program and facts ─ wrap regions                 (no facts, or another program's: a miss)
 
-The key holds all else that passes and report depend on. So a program is never shared with plain Inductor, with other
-options, another source of this package, or other source lines. Facts are data; what runs is in Inductor's own entry.
+The key also covers everything else on which passes and report depend. So a program is never shared with plain Inductor,
+other options, another source of this package, or other source lines. Facts are data; code is in Inductor's own entry.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from pygraph.version import PACKAGE, package_digest
 
 @dataclass(frozen=True)
 class RegionFacts:
-    """A region before it ever runs: what the report says, the origins of its function's lines (which count from its
-    first one, 0), the arguments that outlive the call in any case (``held``) or may (``lent``), and the operators that
-    its replays call (``eager``)."""
+    """Facts of a region before it runs: its report, the origins of its function's lines (the first line is 0), the
+    arguments that outlive the call in any case (``held``) or may do so (``lent``), and the operators that its replays
+    call (``eager``)."""
 
     report: RegionReport
     origins: Mapping[int, Origin]
@@ -49,7 +49,7 @@ class RegionFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that gives a program of Inductor's its regions. ``tag`` is the cache key tag under which its kernels
+    """The facts from which Inductor's program gets its regions. ``tag`` is the cache key tag under which its kernels
     were made."""
 
     tag: str
@@ -58,13 +58,13 @@ class Facts:
     regions: tuple[RegionFacts, ...]
 
     def fill(self, report: GraphReport, rest: str) -> None:
-        """Have ``report`` say of the restored program what the report of its compilation said, most of it when read."""
+        """Fill ``report`` with the report of the program's compilation; most of it only when it is read."""
         report.device, report.regions = self.device, [region.report for region in self.regions]
         report.unread = functools.partial(_complete, rest)
 
     @staticmethod
     def from_json(data: Any) -> Facts:
-        """The facts that ``asdict`` made ``data`` of."""
+        """Facts from ``data``, the JSON value of their ``asdict``."""
         return Facts(**{**data, "regions": tuple(map(_region_facts, data["regions"]))})
 
 
@@ -75,12 +75,12 @@ def _region_facts(data: Any) -> RegionFacts:
 
 
 def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as they were before JSON made lists of their tuples."""
+    """Fields with the tuples that JSON has turned into lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
 
 def _rest_of(report: GraphReport) -> str:
-    """The rest of ``report`` that holds in any process, as JSON. (The record lies in Inductor's own entry.)"""
+    """The rest of ``report`` that is valid in any process, as JSON. (Inductor's own entry has the record.)"""
     assert report.model is not None
     passes = [{**asdict(one), "stage": one.stage and one.stage.value} for one in report.passes]
     kept = {"model": asdict(report.model), "pipeline": report.pipeline, "passes": passes, "notes": report.notes}
@@ -88,7 +88,7 @@ def _rest_of(report: GraphReport) -> str:
 
 
 def _complete(rest: str, report: GraphReport) -> None:
-    from pygraph.inductor.emitted import read_program  # nobody may ever read the report
+    from pygraph.inductor.emitted import read_program  # imported only if the report is read
     from pygraph.ir import DeviceModel, Stage, parse_graph
     from pygraph.passes.manager import PassRecord
 
@@ -104,8 +104,8 @@ def _complete(rest: str, report: GraphReport) -> None:
 
 
 def program_rows(gm: torch.fx.GraphModule, origin: GraphOrigin) -> list[str]:
-    """Lines that tell a graph of Dynamo's from others, besides sizes: its operators, the user's lines and modules, the
-    names of its inputs, and what operators that do not come with torch say of themselves."""
+    """Lines that distinguish Dynamo's graph from others, apart from sizes: its operators, the user's lines and modules,
+    the names of its inputs, and the declarations of operators from outside of torch."""
     graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
     rows = [_row(node) for graph in graphs for node in graph.nodes if node.op != "placeholder"]
     return [*rows, f"{origin.inputs} {origin.several}"]
@@ -117,11 +117,11 @@ def _row(node: torch.fx.Node) -> str:
 
 
 def entry_tag(rows: Iterable[str], settings: Settings) -> str | None:
-    """The cache key tag for AOTAutograd's entry of a graph; None where the cache is to stay off.
+    """The cache key tag for AOTAutograd's entry of a graph; None if the cache must stay off.
 
-    It holds what programs, regions and reports depend on besides what torch hashes: this package, the pipeline, the
-    calibrated models, and ``rows``, which tell the user's program. The cache is off where passes are someone else's
-    (their helpers are not known), where each step is dumped, and where torch is asked for entries of another form.
+    It covers everything that programs, regions and reports depend on and torch does not hash: this package, the
+    pipeline, the calibrated models, and ``rows``, which identify the user's program. The cache stays off with passes
+    from elsewhere (their helpers are unknown), with dumps, and if torch is configured for other forms of entries.
     """
     config, dynamo = compat.functorch_config, compat.dynamo_config
     if not compat.WARM_STARTS or settings.dump_dir is not None:
@@ -142,7 +142,7 @@ def entry_tag(rows: Iterable[str], settings: Settings) -> str | None:
 
 
 def _passes(settings: Settings) -> str | None:
-    """The pipeline as text; None where not all of it is this package's."""
+    """The pipeline as text; None if it has passes from outside of this package."""
     if settings.passes is None:
         return ""
     from pygraph.passes.manager import PassManager
@@ -153,7 +153,7 @@ def _passes(settings: Settings) -> str | None:
 
 
 def _calibrations() -> str:
-    """The content of all calibrations: what passes decide by."""
+    """Hash of the content of all calibrations, on which decisions of passes depend."""
     folder = cache.cache_dir()
     files = sorted((folder / "calibration").glob("*.json")) if folder is not None else ()
     return hashlib.sha256(b"\0".join(cache.load(file) or b"" for file in files)).hexdigest()
@@ -161,7 +161,7 @@ def _calibrations() -> str:
 
 @contextlib.contextmanager
 def cached_under(tag: str | None) -> Iterator[None]:
-    """Have AOTAutograd key its entries by ``tag`` meanwhile; neither look up nor keep any when it is None."""
+    """Have AOTAutograd key its entries by ``tag`` in the block; if None, it neither looks up nor stores any."""
     if tag is None:
         with compat.functorch_config.patch(enable_autograd_cache=False):
             yield
@@ -175,7 +175,7 @@ def cached_under(tag: str | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Keeper:
-    """Where the facts of programs under one entry tag lie: by the key and the guards of Inductor's own entry."""
+    """Stores the facts of programs under one entry tag, by the key and the guards of Inductor's own entry."""
 
     tag: str
 
@@ -185,8 +185,8 @@ class Keeper:
         return Path(compat.inductor_cache_dir()) / "pygraph" / digest
 
     def keep(self, program: Any, facts: Facts, report: GraphReport) -> bool:
-        """Keep ``facts`` of ``program`` and what ``report`` says. Whether that is done: not for what Inductor does not
-        keep either."""
+        """Store ``facts`` of ``program``, and ``report``. Returns True if they were stored; not for a program that
+        Inductor does not store."""
         key = getattr(program, "_fx_graph_cache_key", None)
         if key is None:
             return False
@@ -199,7 +199,7 @@ class Keeper:
         return True
 
     def load(self, key: str, guards: str | None) -> tuple[Facts, str, str] | None:
-        """Facts of a program, the rest of its report, and the hash of its text; None where nothing is kept."""
+        """Facts of a program, the rest of its report, and the hash of its text; None if nothing is stored."""
         content = cache.load(self.path(key, guards))
         if content is None:
             return None
@@ -212,7 +212,7 @@ def _digest(program: Any) -> str:
 
 
 def mark_cached(run: Any, program: Any) -> None:
-    """Have AOTAutograd keep an entry for ``run``, which stands for ``program``: it asks for these attributes."""
+    """Have AOTAutograd store an entry for ``run``, which wraps ``program``: give it the attributes that it reads."""
     for name in ("_fx_graph_cache_key", "_fx_graph_cache_debug_lines", "guards_expr", "_time_taken_ns"):
         setattr(run, name, getattr(program, name, None))
 
@@ -220,14 +220,14 @@ def mark_cached(run: Any, program: Any) -> None:
 # -- AOTAutograd loads a program -----------------------------------------------------------------------------------
 
 Restore = Callable[[Any, Facts, str], Any]
-"""Makes of Inductor's program, as loaded, of its facts and of the rest of its report, what is called instead."""
+"""Takes a loaded program of Inductor, its facts and the rest of its report; returns the function to call instead."""
 
 _active = threading.local()
 
 
 @contextlib.contextmanager
 def restoring(keeper: Keeper | None, restore: Restore) -> Iterator[None]:
-    """Have programs that AOTAutograd loads on this thread meanwhile go through ``restore``, with their facts."""
+    """In the block, pass programs that AOTAutograd loads on this thread to ``restore``, with their facts."""
     if keeper is None:
         yield
         return
@@ -242,7 +242,7 @@ def restoring(keeper: Keeper | None, restore: Restore) -> Iterator[None]:
 
 @functools.cache
 def _install() -> None:
-    """Hook into the loading of programs, once for the process. Nothing changes for other backends."""
+    """Hook into the loading of programs, once per process. Nothing changes for other backends."""
     entry: Any = compat.FxGraphCacheLoadable
     plain_load, plain_finish = entry.load, entry.post_compile
 

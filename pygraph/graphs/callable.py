@@ -1,11 +1,11 @@
-"""``pygraph.graph``: any callable, captured as it runs and replayed with today's tensors.
+"""``pygraph.graph``: any callable, captured as it runs and replayed with the tensors of each call.
 
     call ─ read: arguments, what is held ─ entry ─┬─ captured:  replay, and put in place what the callable leaves
                                                   └─ else:      the callable runs; at the second call it is captured:
 
     for each of two captures:   tensors show stand-in memory ─ the callable runs, nothing executes ─ all is put back
 
-What calls of one entry have in common: all of the key, the structure of what is held, and which tensors share memory.
+Calls of one entry have the same key, the same structure of held state, and the same sharing of memory among tensors.
 Tensors that share memory are one argument of the entry's region, so that arguments never overlap.
 """
 
@@ -47,20 +47,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PATIENCE = 16
-"""Calls in a row that find nothing captured before as many, and later four times as many, run the callable without a
-look."""
+"""Number of consecutive calls without a use of captures after which as many calls, and later up to four times as many,
+run the callable without a look-up."""
 
 _LOOKS = 1024
-"""Most of these, twice as many each time, where nothing is captured for good, or no call is like an earlier one."""
+"""Limit of that number, which doubles each time, if captures are refused for good or no call is like an earlier one."""
 
 _MOST = 64
-"""Structures of what is held, and entries of each, that are known at the same time."""
+"""Maximum number of structures of held state, and of entries of each."""
 
 _OTHER = object()
-"""In place of a result: the call is not like the last replay."""
+"""Returned instead of a result if the call is not like the last replay."""
 
 _TRIED = 8
-"""Structures that were met last, which a call is held against before all that is held is walked over."""
+"""Number of latest structures with which a call is compared before a walk over all held state."""
 
 
 @dataclass(repr=False)
@@ -120,12 +120,12 @@ class Graph(Generic[P, R]):
         self._how, self._root, self._key = how, (how.get("held", ()),), how.get("key")
         self._settings, self._owner = Settings.of_callable(how.get("options")), live.owner()
         self._answering: Callable[..., Any] = function
-        """Runs each call that is no replay."""
+        """Runs calls that are not replayed."""
         self._made, self._ledger = 0, Ledger()
         self._looks: OrderedDict[Hashable, Look] = OrderedDict()
         self._look: Look | None = None
         self._last: tuple[Look, Entry] | None = None
-        """Those of a replay, which the next call is tried on."""
+        """The structure and entry of the last replay, which the next call tries first."""
         self._report: GraphReport | None = None
         self._patience, self._skip, self._skips = _PATIENCE, 0, 0
         self._waits_for: Region | None = None
@@ -167,15 +167,15 @@ class Graph(Generic[P, R]):
 
     def _still_skips(self) -> bool:
         region = self._waits_for
-        if region is not None and region.record.state is not State.UNCAPTURED:  # it is to be tried again
+        if region is not None and region.record.state is not State.UNCAPTURED:  # it may capture again
             self._skip = 0
             return False
         self._skip -= 1
         return True
 
     def _again(self, look: Look, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Replay ``entry`` if the call is like its last one in all that ``_call`` tells calls apart by: one native look
-        at arguments and at what is held tells. ``_OTHER``, with nothing done, if it is not."""
+        """Replay ``entry`` if the call equals its last one in all by which ``_call`` tells calls apart: one native
+        check reads arguments and held state. Otherwise return ``_OTHER``, without effects."""
         seen = None if entry.pending else entry.known.read(self._root, args, kwargs, look.containers)
         if seen is None:
             return _OTHER
@@ -191,13 +191,13 @@ class Graph(Generic[P, R]):
     def _know(
         self, look: Look, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], told: tuple[bytes, bytes, Any]
     ) -> None:
-        """Have the next call tried on ``entry``, which a call is replayed by. ``told``: its facts, which tensors share
-        memory, and how."""
+        """Have the next call try ``entry``, which has just been replayed. ``told``: facts of the call, the sharing of
+        memory among its tensors, and the layouts of tensors that share memory."""
         if entry.known is None and self._key is None and not compat.function_depth():
             nodes: list[tuple[int, Any, int]] = []
             try:
                 whole = described(args, nodes) and described(kwargs, nodes)
-            except RecursionError:  # it takes more frames than a look at the arguments
+            except RecursionError:  # it needs more frames than ``read``
                 whole = False
             if whole:
                 facts, shared, entry.layouts = told
@@ -262,7 +262,7 @@ class Graph(Generic[P, R]):
         return self._look_up(found, call, look, containers, new=new)
 
     def _replay(self, entry: Entry, tensors: list[torch.Tensor]) -> Any:
-        """The outputs of what was used last; None, with nothing done, if that does not fit."""
+        """The outputs of a replay of the capture that was used last; None, without effects, if it does not fit."""
         return entry.region.try_replay(entry.arguments(tensors))
 
     # -- entries -----------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Graph(Generic[P, R]):
         return refusal
 
     def _walked(self) -> Look | Refusal:
-        """The structure of what is held now."""
+        """The current structure of held state."""
         walk = Walk(self._root)
         if walk.refusal is not None:
             return walk.refusal
@@ -318,7 +318,7 @@ class Graph(Generic[P, R]):
     def _entry(
         self, look: Look, key: Hashable, tensors: list[torch.Tensor], facts: bytes, shared: bytes
     ) -> Entry | Refusal:
-        """A new entry; or why calls like this cannot be captured."""
+        """A new entry, or the reason why calls like this one cannot be captured."""
         if facts[-1]:
             said = "autocast may keep a cast of a tensor that was written since: enter it inside of the callable"
             return Refusal("uncaptured-work", said)
@@ -391,13 +391,13 @@ class Graph(Generic[P, R]):
         return entry.on_stand_ins(args)
 
     def _launches(self, tensors: Sequence[torch.Tensor], entry: Entry) -> LaunchPasses:  # noqa: ARG002 - of loops
-        """The passes over captured launches. ``tensors``: those of the call, as ``entry.plan`` has them."""
+        """The passes over captured launches. ``tensors``: tensors of the call, numbered as in ``entry.plan``."""
         return self._settings.launches()
 
-    # -- calls that are no mere replays --------------------------------------------------------------------------------
+    # -- calls without an immediate replay -----------------------------------------------------------------------------
 
     def _look_up(self, entry: Entry, call: Call, look: Look, containers: Sequence[Any], *, new: bool) -> Any:
-        """A call that was not replayed at once. ``new``: the first of its entry."""
+        """Answer a call that was not replayed at once. ``new``: it is the first of its entry."""
         region, record = entry.region, entry.region.record
         signature = signature_of(call.tensors) if entry.pending or not record.replays else None
         captures = record.captures
@@ -421,7 +421,7 @@ class Graph(Generic[P, R]):
             self._note(refusal, record.reason)
             lasts = record.state is State.UNCAPTURED and not reason_of(refusal.reason).may_pass
             self._waste(lasts=lasts, region=region if lasts else None)
-        elif not capturing:  # or another thread's turn is over soon
+        elif not capturing:  # else, another thread's capture ends soon
             self._waste(lasts=new and self._skips > 0)
             if self._skip and new:
                 self.record.reason = "no call had the plain values and the held structure of an earlier one"
@@ -430,8 +430,8 @@ class Graph(Generic[P, R]):
         return call.returned
 
     def _confirm(self, entry: Entry, call: Call, signature: Hashable) -> bool:
-        """True if the callable does in this call, too, what it did when it was captured: nothing executes. If not, it
-        is never replayed; or this call is not, where something passing was in the way."""
+        """True if the callable, run without executing operators, does the same in this call as in its capture. If not,
+        the capture is never replayed, or, if the obstacle may pass, not in this call."""
         call.log = entry.pending[signature]
         with capturing_turn() as mine:
             if not mine:
@@ -448,7 +448,7 @@ class Graph(Generic[P, R]):
         return False
 
     def _leave(self, entry: Entry, outputs: Sequence[Any], tensors: Sequence[Any], containers: Sequence[Any]) -> Any:
-        """Put what a replay made where the callable would have put it. Returns what that would have returned."""
+        """Put the results of a replay where the callable would put them. Returns the callable's result."""
         record = self.record
         record.replays += 1
         record.reason, self._patience, self._skips = None, _PATIENCE, 0
@@ -486,8 +486,8 @@ class Graph(Generic[P, R]):
             raise CaptureError("strict", f"{self.record.name} cannot be captured: {self.record.reason}")
 
     def _waste(self, *, lasts: bool, region: Region | None = None) -> None:
-        """A call was looked at in vain: after some in a row, so many run without a look. ``lasts``: so will the next
-        most likely be. ``region``: one that captures nothing any more."""
+        """Count a look-up in vain: after several in a row, a number of calls run without one. ``lasts``: the next one
+        will most likely be in vain, too. ``region``: a region that no longer captures."""
         self._patience -= 4 if lasts else 1
         if self._patience <= 0:
             self._skips = min(2 * self._skips or _PATIENCE, _LOOKS if lasts else 4 * _PATIENCE)
@@ -495,7 +495,7 @@ class Graph(Generic[P, R]):
 
 
 def _is_watched() -> bool:
-    """True if something has to see each operator of this call, or captures it already."""
+    """True if some mode has to see each operator of this call, or a capture of it is already under way."""
     return bool(
         get_ident() in capturing
         or compat.is_tracing()

@@ -1,4 +1,4 @@
-"""Calls of one key: the region that answers them, and runs on stand-ins, after which all is put back."""
+"""Calls of one key: the region that answers them, and runs of the callable on stand-in memory, which are undone."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from pygraph.runtime.tensors import extent
 
 @dataclass(eq=False)
 class Call:
-    """A call that its entry's region answers. ``stood``: the callable ran on stand-ins meanwhile; ``answered``: it ran,
-    and returned ``returned``. ``log`` are the operators of its last capture, with their numbers and the user's lines"""
+    """A call that the region of its entry answers. ``stood``: the callable has run on stand-ins. ``answered``: it has
+    run for real, and returned ``returned``. ``log``: operators of its last capture, with their numbers and lines."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -52,18 +52,18 @@ class _Current(threading.local):
 
 
 current = _Current()
-"""Of each thread, the call that it answers."""
+"""For each thread, the call that it is answering."""
 
 
 Use: TypeAlias = tuple[int, Any, tuple[Any, ...], Mapping[str, Any]]
-"""A call of a graph: its thread, what is held, and the arguments."""
+"""A call of a graph: thread, held state, and arguments."""
 
 _MOMENT, _LONGEST = 0.05, 30.0
-"""Seconds that a capture and other threads' calls wait for each other; and those that share its tensors, at most."""
+"""Seconds that a capture and calls of other threads wait for each other; and, at most, calls that share its tensors."""
 
 
 def _tensors_of(use: Use) -> frozenset[int] | None:
-    """The tensors of a call, by their addresses; None where its arguments cannot be read."""
+    """The ids of the tensors of a call, and of their gradients; None if its arguments cannot be read."""
     tensors: list[torch.Tensor] = []
     try:
         read(use[2:], tensors, [])
@@ -74,23 +74,23 @@ def _tensors_of(use: Use) -> frozenset[int] | None:
 
 
 class Turns:
-    """Who uses the tensors that graphs are given: any number of threads, and one that shows other memory in the places
-    of some. Nobody waits for the latter for long but for those."""
+    """Users of the tensors of graphs: any number of threads, and one owner, which replaces the memory of some tensors.
+    Only calls with these tensors wait long for the owner."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.RLock())
         self._uses: dict[int, Use] = {}
-        """By identity. Most calls come and go without the lock: a call puts its use here before it looks at the owner,
-        and a thread makes itself the owner before it looks in here, so that one of them sees the other."""
+        """Uses by identity. Most calls do not take the lock: a call adds its use here before it reads the owner, and a
+        thread makes itself the owner before it reads the uses, so that at least one of them sees the other."""
         self._owner: int | None = None
         self._waiting = 0
-        """Threads that wait for uses to end. Each says so before it looks at them."""
+        """Number of threads that wait for uses to end. Each counts itself before it reads the uses."""
         self._shown: frozenset[int] = frozenset()
         self._in_vain = False
         """A call has waited too long for the owner, which may wait for that call."""
 
     def enter(self, use: Use) -> bool:
-        """A call begins: whether it may be captured or replayed, and not only run. Raises CaptureError
+        """Begin a call. True if it may be captured or replayed, and not only run. Raises CaptureError
         (``capture-busy``)."""
         self._uses[id(use)] = use
         return self._owner is None or self._enter_in_turn(use)
@@ -118,7 +118,7 @@ class Turns:
             return self._owner is None
 
     def leave(self, use: Use) -> None:
-        """A call ends, if it began."""
+        """End a call, if it began."""
         self._uses.pop(id(use), None)
         if self._waiting:
             with self._condition:
@@ -126,8 +126,8 @@ class Turns:
 
     @contextlib.contextmanager
     def alone(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-        """Nobody else uses ``tensors`` in the block. Raises CaptureError: ``capture-busy`` where another thread goes on
-        using them, ``uncaptured-work`` where one has waited for the block in vain."""
+        """Context in which no other thread uses ``tensors``. Raises CaptureError: ``capture-busy`` if another thread
+        keeps using them, ``uncaptured-work`` if another thread has waited in vain for the end of the block."""
         self._begin(frozenset(map(id, tensors)))
         try:
             yield
@@ -160,8 +160,8 @@ class Turns:
                 self._waiting -= 1
 
     def _own(self, me: int, shown: frozenset[int], known: dict[int, tuple[Use, bool]]) -> list[Use] | None:
-        """Make this thread the owner, if nobody is it, and no other uses what is ``shown``: None then. If not, the uses
-        that are not ``known`` yet."""
+        """Make this thread the owner and return None, if there is none and no other thread uses tensors in ``shown``.
+        Otherwise return the uses that are not ``known`` yet."""
         free, owns = self._owner is None, False
         try:
             if free:
@@ -186,7 +186,7 @@ os.register_at_fork(after_in_child=turns.__init__)  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tensors that share memory: their numbers, how many bytes each begins behind the first byte, and bytes in all."""
+    """Tensors that share memory: their numbers, their offsets in bytes from the first byte, and total bytes."""
 
     members: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -194,7 +194,7 @@ class Group:
 
 
 def groups_of(shared: bytes) -> list[Group]:
-    """Read what ``Held`` says of shared memory."""
+    """Decode the groups of tensors that share memory, as ``Held`` encodes them."""
     numbers = list(struct.unpack(f"{len(shared) // 8}q", shared))
     found = []
     while numbers:
@@ -205,7 +205,7 @@ def groups_of(shared: bytes) -> list[Group]:
 
 
 class Entry:
-    """Calls of one key. Its region takes each tensor, or, for those that share memory, all of that memory as bytes."""
+    """Calls of one key. The region takes each tensor, or, for tensors that share memory, all of it as bytes."""
 
     def __init__(
         self,
@@ -220,22 +220,22 @@ class Entry:
         self._keep_casts = keep_casts
         self.left: list[Left] = []
         self.pending: dict[Hashable, list[Step]] = {}
-        """The operators of captures that no other call has confirmed, by the signature of theirs."""
+        """Operators of captures that no later call has confirmed, by the signature of the captured call."""
         self.groups: list[Group] = []
         self.plan: tuple[int | Group, ...] = ()
         self.spared: frozenset[int] = frozenset()
-        """Tensors that a comparison neither copies nor looks at, by their numbers."""
+        """Numbers of the tensors that a comparison neither copies nor checks."""
         self.region: Region
         self.layouts: Hashable = None
-        """Of tensors that share memory."""
+        """Layouts of tensors that share memory."""
         self.known: Any = None
-        """Knows its calls again; None until it is replayed, and where not all that tells calls apart is read."""
+        """Native check that recognises its calls; None before the first replay, and if it cannot read them all."""
 
     # -- arguments of the region -----------------------------------------------------------------------------------
 
     @property
     def exempt(self) -> frozenset[int]:
-        """Positions of the region's arguments that have a part of what is spared."""
+        """Positions of the region's arguments that contain spared tensors."""
         numbers = ((each,) if isinstance(each, int) else each.members for each in self.plan)
         return frozenset(position for position, each in enumerate(numbers) if not self.spared.isdisjoint(each))
 
@@ -246,7 +246,7 @@ class Entry:
         return [tensors[each] if isinstance(each, int) else _bytes_of(each, tensors) for each in self.plan]
 
     def shown(self, call: Call, args: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """For each tensor of a call, by its number, one like it in the memory of ``args``."""
+        """For each tensor of a call, by number, a tensor like it in the memory of ``args``."""
         found: dict[int, torch.Tensor] = {}
         for each, arg in zip(self.plan, args, strict=True):
             if isinstance(each, int):
@@ -259,7 +259,7 @@ class Entry:
     # -- runs of the callable ---------------------------------------------------------------------------------------
 
     def answer(self, args: list[Any]) -> list[Any]:
-        """Run the callable, which answers the call; what it leaves is looked at where a replay is held against it."""
+        """Answer the call by running the callable; describe its effects if a replay is compared with them."""
         call = current.call
         assert call is not None
         args.clear()
@@ -272,12 +272,12 @@ class Entry:
         try:
             outputs = self._number(*before.left(call.returned))
         except CaptureError:
-            return [-1]  # as no capture leaves
+            return [-1]  # equal to the outputs of no capture
         before.tell(self.left[outputs[0]].written)
         return outputs
 
     def on_stand_ins(self, args: list[Any]) -> list[Any]:
-        """Run the callable with the memory of ``args`` in the places of the call's tensors, and put all back."""
+        """Run the callable with the call's tensors on the memory of ``args``, and undo its effects."""
         call = current.call
         assert call is not None
         call.stood = True
@@ -339,14 +339,14 @@ class Entry:
             return outputs
 
     def _drop_casts(self) -> None:
-        """Those of stand-ins; a context of autocast around the call goes on."""
+        """Drop autocast's cached casts of stand-ins; an autocast context around the call continues."""
         torch.clear_autocast_cache()
         if torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             with metadata():
                 self._keep_casts()
 
     def _number(self, left: Left, outputs: list[torch.Tensor]) -> list[Any]:
-        """The outputs of the region: the number of what is left, and tensors."""
+        """The outputs of the region: the number of ``left`` among the known ones, and tensors."""
         known = next((number for number, each in enumerate(self.left) if each == left), len(self.left))
         if known == len(self.left):
             self.left.append(left)
@@ -355,7 +355,7 @@ class Entry:
 
 
 def _bytes_of(group: Group, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All memory of a group. Raises CaptureError where it lies in several storages."""
+    """All memory of a group, as bytes. Raises CaptureError if it lies in several storages."""
     first = tensors[group.members[group.offsets.index(0)]]
     storage, begin = first.untyped_storage(), int(first.storage_offset()) * first.element_size()
     if begin + group.nbytes > storage.nbytes():
@@ -371,8 +371,8 @@ def _part(memory: torch.Tensor, begin: int, tensor: torch.Tensor) -> torch.Tenso
 
 
 class Before:
-    """Tensors and containers of a call before the callable runs; ``shown`` are the stand-ins, if it runs on
-    such."""
+    """State of the tensors and containers of a call before the callable runs. ``shown``: the stand-ins, if it runs on
+    them."""
 
     def __init__(self, call: Call, shown: Mapping[int, torch.Tensor] | None = None) -> None:
         self._walk, self._tensors, self._shown = Walk(call.root), call.tensors, shown or {}
@@ -388,7 +388,7 @@ class Before:
         self._data = [call.tensors[number].data for number in self._shown]
 
     def check(self) -> None:
-        """Raises CaptureError where the callable has given a tensor other memory, or has autograd follow it."""
+        """Raise CaptureError if the callable changed memory, autograd flags or hooks of a tensor, or an argument."""
         for number, tensor in enumerate(self._tensors):
             moved = number in self._shown and (
                 tensor.untyped_storage()._cdata != self._shown[number].untyped_storage()._cdata
@@ -405,8 +405,8 @@ class Before:
                 raise CaptureError("unsupported-argument", said)
 
     def left(self, returned: Any, others: Iterable[Any] = ()) -> tuple[Left, list[torch.Tensor]]:
-        """Describes what the callable leaves, and the tensors of it that it made. ``others``: further containers that
-        were there before. Raises CaptureError."""
+        """The description of the callable's effects, and the tensors that it made. ``others``: further containers that
+        existed before. Raises CaptureError for effects that a replay cannot have."""
         describer = Describer(self._tensors, self._walk.containers, (*self._arguments, *others))
         result = describer.describe(returned)
         places: list[Place] = []
@@ -423,12 +423,12 @@ class Before:
             return Left(result, tuple(places), written), [tensor.data for tensor in describer.made]
 
     def tell(self, written: Iterable[int]) -> None:
-        """Have autograd notice that tensors were ``written``, where it has not."""
+        """Increment the versions of ``written`` tensors whose writes autograd has not noticed."""
         missed = [number for number in written if self._tensors[number]._version == self._versions[number]]
         torch.autograd.graph.increment_version([self._tensors[number] for number in missed])
 
     def put_back(self) -> None:
-        """Undo whatever the callable did to what is held."""
+        """Undo the callable's changes to tensors, arguments and held state."""
         with metadata():
             for number, data in zip(self._shown, self._data, strict=True):
                 self._tensors[number].data = data
@@ -453,7 +453,7 @@ _CACHE = type(functools.lru_cache(len))
 
 
 class Around:
-    """Places that a callable may keep tensors in and that are not held, as far as a search finds them: dictionaries,
+    """Places outside of held state in which a callable may keep tensors, as far as a search finds them: dictionaries,
     lists, attributes, variables, and caches of functions."""
 
     def __init__(
@@ -461,7 +461,7 @@ class Around:
     ) -> None:
         known, self._given = set(map(id, containers)), set(map(id, tensors))
         self.containers: list[Any] = []
-        """Those among what is found that a callable may write to."""
+        """Containers found by the search that a callable may write to."""
         self._tables: list[tuple[Any, str, Any]] = []
         self._cells: list[tuple[types.CellType, str, Any]] = []
         self._caches: list[tuple[Any, int]] = []
@@ -479,7 +479,7 @@ class Around:
                 self._tables.append((table, path, contents_of(table)))
 
     def put_back(self, is_made: Callable[[torch.Tensor], bool]) -> str | None:
-        """Take out again the tensors that were made meanwhile; where one was, if it was not in a cache."""
+        """Remove tensors that were made meanwhile. Returns a place that kept one, other than a cache, or None."""
 
         def keeps(value: Any) -> bool:
             found = (each for each, _ in reachable(value) if isinstance(each, torch.Tensor))
@@ -525,7 +525,7 @@ def _content_of(cell: types.CellType) -> Any:
 
 
 class Modes:
-    """Modes of torch, and the seed of its generator, as they are now."""
+    """Current modes of torch, and the state of its generator."""
 
     _ACCESS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
         (torch.get_default_dtype, torch.set_default_dtype),
@@ -539,7 +539,7 @@ class Modes:
             self._seeds = torch.get_rng_state()
 
     def check(self, *, seeds: bool) -> None:
-        """Raises CaptureError where they are others by now; ``seeds``: no draw has changed the generator."""
+        """Raise CaptureError if modes have changed; with ``seeds``, also if the generator has: no draw changes it."""
         if [get() for get, _ in self._ACCESS] != self._modes:
             raise CaptureError("uncaptured-work", "the callable leaves a mode of torch changed")
         with metadata():
@@ -556,7 +556,7 @@ class Modes:
 
 
 def _written_in(argument: Any) -> Any:
-    """Written to in place of a container among the arguments."""
+    """The list or dictionary behind a container among the arguments: itself, or its attributes."""
     return argument if isinstance(argument, (list, dict)) else getattr(argument, "__dict__", None)
 
 
@@ -573,7 +573,7 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _changes(number: int, container: Any, before: list[Any], describer: Describer) -> Iterator[Place]:
-    """How a container differs from what it held. Raises CaptureError for an object that a replay cannot make."""
+    """Changes of a container since ``before``. Raises CaptureError for an object that a replay cannot make."""
     if not isinstance(container, dict):
         if not are_same(contents_of(container), before):
             yield Place("items", number, None, Built(list, tuple(map(describer.describe, container))))
@@ -600,8 +600,8 @@ def _bits_or_none(value: object) -> Hashable:
 
 @dataclass(eq=False)
 class Look:
-    """One structure of what is held. ``entries`` are known by all else of the key; ``containers``: one of them leaves
-    something in containers."""
+    """One structure of held state. ``entries``: by the rest of the key. ``containers``: true if an entry's calls change
+    containers, or return one."""
 
     held: Any
     paths: tuple[str, ...]
@@ -610,12 +610,12 @@ class Look:
 
 
 def signature_of(tensors: Sequence[torch.Tensor]) -> Hashable:
-    """Sizes and types, by which calls of an entry differ."""
+    """Sizes, strides and types, by which calls of an entry differ."""
     return tuple([(tensor.size(), tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
 def layouts_of(shared: bytes, tensors: Sequence[torch.Tensor]) -> Hashable:
-    """Layouts of tensors that share memory, and which are the same object."""
+    """Layouts of tensors that share memory, and which of them are one object."""
     members = [number for group in groups_of(shared) for number in group.members]
     first: dict[int, int] = {}
     same = tuple(first.setdefault(id(tensors[number]), number) for number in members)

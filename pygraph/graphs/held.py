@@ -1,5 +1,5 @@
-"""State that a graph holds: a walk over all of it, which the native half repeats at every call; and names of tensors
-that it does not hold."""
+"""Held state of a graph: a walk over all of it, which the native half repeats at every call; and names of tensors
+that are not held."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from pygraph.runtime.tensors import bits
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout})
-"""Types of plain values, beside enumerations."""
+"""Types of plain values, in addition to enumerations."""
 
 WRITTEN = (list, set, deque)
-"""Types of containers, beside dictionaries, that a callable may write to."""
+"""Types of containers, in addition to dictionaries, that a callable may write to."""
 
 _SEARCHED = 4096
-"""Objects that are looked at for the name of a tensor."""
+"""Maximum number of objects that a search visits."""
 
 
 PLAIN_NODE, TENSOR, _AGAIN, MAPPING, SEQUENCE, _OBJECT, _SEEN, _OTHER = range(8)
-"""Kinds of nodes, as ``Held`` of the native half has them."""
+"""Kinds of nodes, as in ``Held`` of the native half."""
 
 
 class Walk:
-    """All that is held, once: modules and their attributes, optimizers' states and options, containers of these; and
-    the attributes of other objects that are named themselves.
+    """A walk over held state, each object once: modules and their attributes, optimizers' states and options,
+    containers of these; and the attributes of other objects that are named directly.
 
     nodes: in order, as ``Held`` reads them
-    key: equal for two walks of the same structure, plain values included
-    tensors: each once
+    key: equal for walks of the same structure, plain values included
+    tensors: each tensor once
     containers: objects, dictionaries and sequences
-    refusal: why nothing can be captured
+    refusal: why nothing can be captured, or None
     """
 
     def __init__(self, root: tuple[object]) -> None:
@@ -110,11 +110,11 @@ class Walk:
         self._add(TENSOR, type(tensor))
 
     def contents(self) -> list[Any]:
-        """Items that each dictionary, list, set and queue holds now."""
+        """Current items of each dictionary, list, set and queue; None for other containers."""
         return [contents_of(container) for container in self.containers]
 
     def restore(self, contents: Sequence[Any]) -> None:
-        """Have each hold what it held."""
+        """Restore the items of each container to ``contents``."""
         for container, before in zip(self.containers, contents, strict=True):
             if before is None or are_same(contents_of(container), before):
                 continue
@@ -122,7 +122,7 @@ class Walk:
 
 
 def refill(container: Any, items: Any) -> None:
-    """Have a dictionary, list, set or queue hold ``items`` instead."""
+    """Replace the items of a dictionary, list, set or queue by ``items``."""
     container.clear()
     container.extend(items) if isinstance(container, (list, deque)) else container.update(items)
 
@@ -145,7 +145,7 @@ def _entries_same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 
 
 def step_of(path: str, key: object, owner: Mapping[Any, Any]) -> str:
-    """The path of an entry of a dictionary: those that modules keep their members in are left out."""
+    """The path of an entry of a dictionary; the dictionaries in which modules keep their members are left out."""
     if isinstance(key, str) and key.isidentifier():
         return path if key in ("_parameters", "_buffers", "_modules") and "training" in owner else f"{path}.{key}"
     return f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[…]"
@@ -162,7 +162,7 @@ _FUNCTIONS = (
 
 
 def _is_open(value: object) -> bool:
-    """True if all that an object has are its attributes."""
+    """True if an object has no state besides its attributes."""
     others = set(type(value).__mro__) - {object, types.SimpleNamespace}
     native = any(isinstance(vars(base).get("__new__"), types.BuiltinFunctionType) for base in others)
     plain = not (native or _has_slots(value) or isinstance(value, _FUNCTIONS))
@@ -170,7 +170,7 @@ def _is_open(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    """True if an object that is not looked into is told by its identity: it has nothing of its own that may change."""
+    """True if identity suffices for an object that is not walked into: it has no state of its own that may change."""
     if isinstance(value, (types.MethodType, functools.partial)) or gives_items(value):
         return False
     if isinstance(value, types.BuiltinFunctionType):
@@ -181,7 +181,7 @@ def _is_whole(value: object) -> bool:
 
 
 def gives_items(value: object) -> bool:
-    """True for an iterator; files are none, though they have its methods: loggers lead to them."""
+    """True for an iterator. Files do not count, though they have its methods: searches reach them through loggers."""
     return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
 
 
@@ -190,7 +190,7 @@ def _has_slots(value: object) -> bool:
 
 
 def bits_of(value: object) -> Hashable:
-    """A key that is equal for plain values of one type and the same bits, and for one value of one enumeration."""
+    """A key that is equal for plain values of the same type and bits, and for the same member of an enumeration."""
     if isinstance(value, enum.Enum):
         return (type(value), id(value))
     if type(value) is complex:
@@ -202,12 +202,12 @@ def bits_of(value: object) -> Hashable:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's storage while this lives."""
+    """The identity of a tensor's storage, valid while the storage lives."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def named_storages(function: Callable[..., Any]) -> dict[int, str]:
-    """Names of the tensors that a bounded search finds, by storage: in closures, defaults, globals that the code names,
+    """Names of tensors by storage, found by a bounded search through closures, defaults, globals that the code names,
     attributes of objects, and containers."""
     found: dict[int, str] = {}
     for value, path in reachable(function):
@@ -217,7 +217,7 @@ def named_storages(function: Callable[..., Any]) -> dict[int, str]:
 
 
 def reachable(*roots: Any) -> Iterator[tuple[Any, str]]:
-    """Objects that a bounded search finds from ``roots``, and where each was."""
+    """Objects that a bounded search finds from ``roots``, each with its path."""
     seen: set[int] = set()
     waiting: list[tuple[Any, str]] = [(root, "") for root in roots]
     for value, path in waiting:
@@ -230,8 +230,8 @@ def reachable(*roots: Any) -> Iterator[tuple[Any, str]]:
 
 
 def tables_of(value: Any) -> Any:
-    """The dictionary, list, set or queue that an object is, or keeps its attributes or variables in; None where there
-    is none."""
+    """The dictionary, list, set or queue that an object is, or that has its attributes or global variables; None if
+    there is none."""
     if isinstance(value, (dict, *WRITTEN)):
         return value
     if isinstance(value, types.FunctionType):
@@ -241,12 +241,12 @@ def tables_of(value: Any) -> Any:
 
 
 def _is_of_libraries(function: types.FunctionType) -> bool:
-    """True for a function of torch's or ours. One that FX has made has no module."""
+    """True for a function of torch or PyGraph. Functions made by FX have no module."""
     return (function.__module__ or "").partition(".")[0] in ("torch", "pygraph")
 
 
 def _reached(value: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """Objects that an object leads to at once, and where they are."""
+    """Objects that an object refers to directly, each with its path."""
     if isinstance(value, (str, bytes, int, float, complex, type(None))):
         return
     if isinstance(value, functools.partial):

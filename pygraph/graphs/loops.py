@@ -1,12 +1,12 @@
-"""``pygraph.loop``: a step that is run many times by one replay, in which the device decides how often.
+"""``pygraph.loop``: a step that one replay runs many times; the device decides how often.
 
     control: count, limit, stop ─┬─ captured:  one replay, while count < limit and not stop { iteration, count + 1 }
                                  └─ else:      the same loop on the host
 
     iteration:  new = step(state) ─ copied into the state's memory ─ what is collected ─ stop = until(state)
 
-The iteration is captured as ``pygraph.graph`` captures it; the program of its launches is made the body of a loop,
-without the copies that it does not need.
+The iteration is captured as by ``pygraph.graph``; the program of its launches becomes the body of a loop, without
+unnecessary copies.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from pygraph.runtime.tensors import digest
 from pygraph.runtime.variants import State
 
 _KNOWN = 64
-"""Loops that are known at the same time."""
+"""Maximum number of known loops."""
 
 _LEAST, _COMPARED = 2, 4
-"""Iterations that a replay is compared in: so many at least, and at most. What an iteration does, the body of the loop
-does; in many, sums whose last bits vary from run to run end in other integers, such as tokens, in any two runs."""
+"""Least and greatest number of iterations in which a replay is compared. Each iteration is the same body. Over many of
+them, sums whose last bits vary from run to run would lead to other integers, such as tokens, in any two runs."""
 
 _LOOKED = 3
-"""Times that something has to change while ``until`` and ``collect`` run until they are to blame: another thread may
-draw numbers."""
+"""Number of runs of ``until`` and ``collect`` that all have to change something before these are blamed: another thread
+may draw numbers."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ _loops: OrderedDict[Hashable, Loop] = OrderedDict()
 
 
 def _named(value: Any, met: tuple[Any, ...] = ()) -> Hashable:
-    """A key of a function: its code and what that refers to, so that a lambda is the same in each call. Of anything
-    else, tuples and plain values count by what they are, objects by identity. ``met``: functions around it."""
+    """A key of a function: its code and the objects to which it refers, so that a lambda has the same key in each call.
+    Tuples and plain values count by value, other objects by identity. ``met``: enclosing functions."""
     kind = type(value)
     if kind in PLAIN:
         return kind, bits_of(value)
@@ -143,7 +143,7 @@ def _named(value: Any, met: tuple[Any, ...] = ()) -> Hashable:
 
 
 class _Same:
-    """Equal to itself alone: by identity, whatever the object's own equality says."""
+    """Key of an object by identity, independent of the object's own equality."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -175,23 +175,23 @@ class Loop(Graph[..., None]):
         super().__init__(iteration, how)
         self._until, self._collect, self._step, self._after = until, collect, step, after
         self._each = Graph(iteration, how)
-        """An iteration at a time: where the host loops for good."""
+        """Replays one iteration at a time, if the host runs the loop for good."""
         self._on_host = False
         self._control: torch.Tensor | None = None
         """Count, limit and stop of the latest call."""
         self._odd: str | None = None
-        """Why copies into one state would not do what the host's last loop did."""
+        """Why copies into one state would not do the same as the last loop on the host; None if they would."""
         self._latest: Any = None
-        """The state that the host's last loop ended with, where it may go on."""
+        """Final state of the last loop on the host, if the loop may continue."""
         self._follower: _Follower | None = None
         self._turn = RLock()
-        """Of the thread that runs it: what is held is that of its call."""
+        """Lock of the thread that runs the loop: held state is that of its call."""
         self._answering = self._loop_on_host
 
     def run(
         self, state: Any, steps: int | torch.Tensor, held: Any, follow: Callable[[Any], None] | None = None
     ) -> Looped:
-        """The loop, from ``state`` on."""
+        """Run the loop from ``state`` on."""
         leaves, structure = compat.tree_flatten(state)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if not tensors:
@@ -243,9 +243,9 @@ class Loop(Graph[..., None]):
         return Looped(compat.tree_unflatten(leaves, structure), control[0], rows, self.record)
 
     def _loop_on_host(self, control: torch.Tensor, state: Any, rows: Any, begin: Any = None) -> None:
-        """The loop as in Python, in which a step gets what the last one returned, and no copy of that. Where copies
-        do, and an iteration is captured by itself, all but the first one are replays. ``begin``: what the step is given
-        first, if that is not a copy of ``state``."""
+        """Run the loop as in Python: each step gets the result of the last one, not a copy. If copies are equivalent
+        and iterations are captured one by one, all but the first are replays. ``begin``: argument of the first step,
+        if not a copy of ``state``."""
         old, self._odd = compat.tree_flatten(state), None
         now = compat.tree_map(_copied, state) if begin is None else begin
         count, limit = control[:2].tolist()
@@ -286,7 +286,7 @@ class Loop(Graph[..., None]):
         return entry.plan.index(next(number for number, tensor in enumerate(tensors) if tensor is self._control))
 
     def _on_stand_ins(self, entry: Entry, args: list[Any]) -> list[Any]:
-        """An iteration, where it is captured; the loop, where it runs."""
+        """Run one iteration in a capture, and the whole loop otherwise."""
         call = current.call
         if call is None or compat.dispatch_mode_depth():
             return super()._on_stand_ins(entry, args)
@@ -298,8 +298,8 @@ class Loop(Graph[..., None]):
         return left
 
     def _look_up(self, entry: Entry, call: Call, look: Look, containers: Sequence[Any], *, new: bool) -> Any:
-        """A comparison of no iteration, or of one, would show little: such a call runs on the host. Of others, the
-        iterations that may be compared come first."""
+        """Answer a call that was not replayed at once. With less than two iterations, it runs on the host: a comparison
+        would show little. Otherwise the iterations that may be compared come first."""
         control = call.args[0]
         _, limit, stop = control.tolist()
         if limit < _LEAST or stop:
@@ -329,12 +329,12 @@ class Loop(Graph[..., None]):
 
 
 _INTERVAL = 0.001
-"""Seconds between two looks at a loop that runs."""
+"""Seconds between two checks of a running loop."""
 
 
 class _Follower:
-    """Hands over the rows of new iterations. In the block of a replay, a thread of its own looks how far the device is:
-    the count follows the rows of its iterations."""
+    """Passes the rows of new iterations to ``follow``. During a replay, a separate thread checks the device's progress:
+    the count is written after the rows of its iterations."""
 
     def __init__(self, follow: Callable[[Any], None], control: torch.Tensor, rows: Any) -> None:
         self._follow, self._count, self._rows = follow, control[0], rows
@@ -345,7 +345,7 @@ class _Follower:
         self._thread: Thread | None = None
 
     def look(self) -> None:
-        """Hand over what is new."""
+        """Pass new rows to ``follow``."""
         count = int(self._count)
         if count <= self._handed_over or self._error is not None:
             return
@@ -357,7 +357,7 @@ class _Follower:
             self._error = error
 
     def finish(self) -> None:
-        """Hand over the rest. Raises what was raised on the way."""
+        """Pass the remaining rows to ``follow``. Raises the exception of an earlier call of it."""
         self.look()
         if self._error is not None:
             raise self._error
@@ -387,7 +387,7 @@ class _Follower:
 def _ends(
     until: Callable[[Any], torch.Tensor] | None, collect: Callable[[Any], Any] | None
 ) -> Callable[[torch.Tensor, Any, Any], None]:
-    """End of an iteration: writes its row, and whether to stop."""
+    """The end of an iteration: a function that writes its row and the stop flag."""
 
     def after(control: torch.Tensor, state: Any, rows: Any) -> None:
         if collect is not None:
@@ -401,7 +401,7 @@ def _ends(
 def _iteration(
     step: Callable[[Any], Any], after: Callable[[torch.Tensor, Any, Any], None]
 ) -> Callable[[torch.Tensor, Any, Any], None]:
-    """Iteration that writes the new state over the old."""
+    """An iteration that writes the new state over the old one."""
 
     def iteration(control: torch.Tensor, state: Any, rows: Any) -> None:
         old = compat.tree_flatten(state)
@@ -412,7 +412,7 @@ def _iteration(
 
 
 def _look(until: Callable[[Any], torch.Tensor] | None, state: Any, control: torch.Tensor) -> None:
-    """Write down whether ``state`` ends the loop."""
+    """Write to ``control`` if ``state`` ends the loop."""
     if until is None:
         return
     ends = until(state)
@@ -427,8 +427,8 @@ _Flat = tuple[list[Any], Any]
 
 
 def _carry(old: _Flat, new: Any) -> None:
-    """Copy ``new`` into the memory of the state ``old``, in an order in which none overwrites what another one still
-    has to read; where there is no such order, what one reads is set aside first. What is in its place is left there."""
+    """Copy ``new`` into the memory of the state ``old``, in an order in which no copy overwrites the source of a later
+    one. If there is no such order, a source is cloned first. Values that are already in place are skipped."""
     waiting = [(here, there) for here, there in _pairs(old, new) if not _shows(here, there)]
     while waiting:
         read, left = Counter(storage_of(there) for _, there in waiting), list[tuple[torch.Tensor, torch.Tensor]]()
@@ -445,7 +445,7 @@ def _carry(old: _Flat, new: Any) -> None:
 
 
 def _shows(here: torch.Tensor, there: torch.Tensor) -> bool:
-    """True if both, which are of one size and type, are the same elements of the same memory."""
+    """True if two tensors of one size and type show the same elements of the same memory."""
     if here is there:
         return True
     place, other = (
@@ -456,7 +456,7 @@ def _shows(here: torch.Tensor, there: torch.Tensor) -> bool:
 
 
 def _pairs(old: _Flat, new: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The tensors of ``old``, each with that of ``new``. Raises ValueError where that is no state like ``old``."""
+    """Pairs of corresponding tensors of ``old`` and ``new``. Raises ValueError if ``new`` is no state like ``old``."""
     (leaves, before), (made, after) = old, compat.tree_flatten(new)
     if before != after:
         raise ValueError(f"the step makes a state of another structure: {after}, from {before}")
@@ -473,7 +473,7 @@ def _pairs(old: _Flat, new: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _odd(old: list[Any], new: Any, held: tuple[object], step: Callable[[Any], Any]) -> str | None:
-    """Why a state that is copied into the memory of ``old`` would not do what ``new`` does in the next step."""
+    """Why a copy of ``new`` in the memory of ``old`` would not be equivalent in the next step; None if it would."""
     tensors = [leaf for leaf in old if isinstance(leaf, torch.Tensor)]
     made = [leaf for leaf in compat.tree_leaves(new) if isinstance(leaf, torch.Tensor)]
     storages = {storage_of(leaf) for leaf in made}
@@ -491,20 +491,20 @@ def _odd(old: list[Any], new: Any, held: tuple[object], step: Callable[[Any], An
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Those that matter."""
+    """Strides of dimensions larger than 1; 0 for the others."""
     pairs = zip(tensor.size(), tensor.stride(), strict=True)
     return tuple(stride if size > 1 else 0 for size, stride in pairs) if tensor.numel() else ()
 
 
 class _Reads:
-    """Tensors of ``things``, and the generators of torch, as they are now."""
+    """Current versions of the tensors in ``things``, and states of torch's generators."""
 
     def __init__(self, things: Any, device: torch.device) -> None:
         self._device, self._tensors = device, Walk((things,)).tensors
         self._before = self._now()
 
     def changed(self) -> bool:
-        """True if somebody has written to them, or drawn numbers, since."""
+        """True if a tensor has been written, or numbers drawn, since."""
         (versions, states), (before, earlier) = self._now(), self._before
         return versions != before or not all(map(torch.equal, states, earlier))
 
@@ -516,7 +516,7 @@ class _Reads:
 
 
 def _version(tensor: torch.Tensor) -> Any:
-    """A number that writes change; a fingerprint of the bits of a tensor that has none."""
+    """The version of a tensor, which writes change; for a tensor without one, a fingerprint of its bits."""
     return digest(tensor) if tensor.is_inference() else tensor._version
 
 
@@ -535,7 +535,7 @@ def _detached(leaf: Any) -> Any:
 
 
 def _rows(value: torch.Tensor, steps: Any) -> torch.Tensor:
-    """Zeros for so many values, and more: loops whose numbers are not far apart are captured once."""
+    """Zeros for at least ``steps`` values: rounded up, so that loops with similar ``steps`` share a capture."""
     return value.new_zeros((1 << max(4, (max(steps, 1) - 1).bit_length()), *value.size()))
 
 

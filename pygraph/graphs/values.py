@@ -1,5 +1,5 @@
-"""Arguments and results of callables: a call's tensors and all else of it; what a call leaves, as a description that a
-replay makes new values from."""
+"""Arguments and effects of callables: the tensors and the key of a call; and a description of a call's effects, from
+which a replay makes new values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pygraph.graphs.held import MAPPING, PLAIN, PLAIN_NODE, SEQUENCE, TENSOR, TE
 
 
 class OddError(Exception):
-    """Something among arguments or results that is neither tensor, nor plain, nor a node of a pytree."""
+    """An argument or result that contains an object other than tensors, plain values and pytree nodes."""
 
 
 def read(value: Any, tensors: list[torch.Tensor], key: list[Hashable]) -> None:
-    """Add the tensors of an argument, and all else of it to ``key``. Raises OddError."""
+    """Add the tensors of an argument to ``tensors``, and all its other facts to ``key``. Raises OddError."""
     kind: Any = type(value)
     if kind in TENSORS:
         tensors.append(value)
@@ -49,7 +49,7 @@ def read(value: Any, tensors: list[torch.Tensor], key: list[Hashable]) -> None:
 
 
 def described(value: Any, nodes: list[tuple[int, Any, int]]) -> bool:
-    """Add the nodes of an argument, by which the native half knows others like it. False for what it does not read."""
+    """Add the nodes of an argument, by which the native half recognises similar ones. False if it cannot read them."""
     kind = type(value)
     if kind in TENSORS:
         nodes.append((TENSOR, kind, 0))
@@ -67,7 +67,7 @@ def described(value: Any, nodes: list[tuple[int, Any, int]]) -> bool:
 
 
 def children_of(value: Any) -> tuple[list[Any], Any] | None:
-    """The children and the context of a registered node of a pytree, or of a named tuple."""
+    """Children and context of a registered pytree node or a named tuple; None for other values."""
     node = compat.pytree_nodes.get(type(value))
     if node is None and isinstance(value, tuple) and hasattr(type(value), "_fields"):
         return list(value), None
@@ -81,7 +81,7 @@ _BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType)
 
 
 def exact(context: Any) -> Hashable:
-    """A key that is equal for contexts of pytrees of the same types and bits. Raises OddError."""
+    """A key that is equal for pytree contexts of the same types and bits. Raises OddError."""
     kind = type(context)
     if kind in PLAIN or isinstance(context, enum.Enum):
         return bits_of(context)
@@ -95,7 +95,7 @@ def exact(context: Any) -> Hashable:
 
 
 def containers_in(value: Any) -> Iterator[Any]:
-    """The lists, dictionaries and other nodes of an argument that may be written to."""
+    """Lists, dictionaries and other pytree nodes of an argument that may be written to."""
     children = value.values() if isinstance(value, dict) else value
     if not isinstance(value, (list, tuple, dict)):
         node = children_of(value)
@@ -124,14 +124,14 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A container that is held, by its number in the walk."""
+    """A held container, by its number in the walk."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A plain value, or a function. Two are equal if their types and bits are, or if it is the same function."""
+    """A plain value or a function. Two are equal if types and bits are equal, or if they are one function."""
 
     value: Any = field(compare=False)
     bits: Hashable
@@ -139,7 +139,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A new node of a pytree. A dictionary's ``items`` are its keys and values in turn."""
+    """A new pytree node. The ``items`` of a dictionary are its keys and values in turn."""
 
     kind: type
     items: tuple[Any, ...]
@@ -149,8 +149,8 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Something that a callable leaves: the gradient of a tensor, an entry of a dictionary, one that has gone, or all
-    items of a container. ``where`` is the number of the tensor, or of the container."""
+    """An effect of a callable: a new gradient of a tensor, a new or removed entry of a dictionary, or new items of a
+    container. ``where`` is the number of the tensor or of the container."""
 
     kind: str
     where: int
@@ -160,8 +160,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """All that a call leaves behind: its ``result``, ``places``, and tensors ``written``, by their numbers, as far as
-    autograd has noticed: under a dispatch mode, some operators do not tell."""
+    """All effects of a call: its ``result``, ``places``, and the numbers of tensors ``written``, as far as autograd has
+    noticed: under a dispatch mode, it misses the writes of some operators."""
 
     result: Any
     places: tuple[Place, ...]
@@ -177,8 +177,8 @@ def _is_known(made: Any) -> bool:
 
 
 class Describer:
-    """Describes values that a callable returns, or leaves. ``made`` are the tensors among them that it made.
-    ``others``: lists, dictionaries and nodes of pytrees that were there before, and are not held."""
+    """Describes values that a callable returns, or leaves behind. ``made``: the tensors among them that it made.
+    ``others``: lists, dictionaries and pytree nodes that existed before, and are not held."""
 
     def __init__(self, given: Sequence[torch.Tensor], containers: Sequence[Any], others: Iterable[Any]) -> None:
         self._others = {id(each) for each in others}
@@ -187,7 +187,7 @@ class Describer:
         self.made: list[torch.Tensor] = []
 
     def describe(self, value: Any) -> Any:
-        """Raises CaptureError for what a replay cannot make."""
+        """Describe ``value``. Raises CaptureError if a replay cannot make it."""
         try:
             return self._described(value)
         except RecursionError:
@@ -241,7 +241,7 @@ class Describer:
 
 
 def _is_spent(tensor: torch.Tensor) -> bool:
-    """True if each way back from ``tensor`` meets a node whose tensors are freed, and raises there."""
+    """True if each path back from ``tensor`` meets a node whose saved tensors are freed, where autograd raises."""
     seen: set[Any] = set()
     waiting: list[Any] = [tensor.grad_fn]
     while waiting:
@@ -268,7 +268,7 @@ def _is_freed(node: Any) -> bool:
 
 
 def make(made: Any, given: Sequence[torch.Tensor], containers: Sequence[Any], outputs: Sequence[Any]) -> Any:
-    """A value by its description, of today's objects. ``outputs`` begin with the number of what is left."""
+    """Make a value from its description, with objects of this call. ``outputs[0]`` is the number of the ``Left``."""
     kind = type(made)
     if kind is Made:
         return outputs[made.index + 1]

@@ -25,7 +25,7 @@ from pygraph.runtime.provenance import blame
 from pygraph.runtime.tensors import extent
 
 _CONSTANT = 64
-"""Most elements of a tensor that is made of Python numbers, on the CPU."""
+"""Maximum number of elements of a tensor of Python numbers that a capture on the CPU fills itself."""
 
 
 _FOUND = (importlib.util.find_spec(name) for name in ("torch", "pygraph", "triton"))
@@ -34,7 +34,7 @@ _STANDARD = os.path.dirname(os.__file__) + os.sep
 
 
 def user_line(frame: types.FrameType | None = None) -> str | None:
-    """The innermost line that is neither torch's, PyGraph's nor Python's own, as ``file:line``; None where there is
+    """The innermost line outside of torch, PyGraph, Triton and the standard library, as ``file:line``; None if there is
     none."""
     frame = frame or sys._getframe(1)
     while frame is not None:
@@ -57,7 +57,7 @@ def origin_of_line(frame: types.FrameType | None = None) -> Origin:
 
 
 def last_frame(error: BaseException) -> types.FrameType | None:
-    """The frame that ``error`` was raised in."""
+    """The frame in which ``error`` was raised."""
     step = error.__traceback__
     while step is not None and step.tb_next is not None:
         step = step.tb_next
@@ -66,7 +66,7 @@ def last_frame(error: BaseException) -> types.FrameType | None:
 
 @contextmanager
 def metadata() -> Iterator[None]:
-    """Tensors are put over other memory here; nobody is to see that."""
+    """Context in which tensors get other memory, unseen by dispatch modes and autograd."""
     with compat.without_dispatch_modes(), torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -75,7 +75,7 @@ _UNKEYED = frozenset(
     {"storage_offset", "untyped_storage", "storage", "_typed_storage", "is_shared", "data_ptr", "__dict__"}
     | {"_is_view", "_base", "_version", "retains_grad"}
 )
-"""Attributes of all tensors that no key has."""
+"""Attributes of all tensors that are part of no key."""
 
 _KEYED = frozenset(dir(torch.nn.Parameter)) - _UNKEYED
 _ALIGNMENT = 16
@@ -83,7 +83,7 @@ _ALIGNMENT = 16
 
 
 class Address(int):
-    """An address that a callable reads in a capture: to be passed on, and not to decide by."""
+    """An address that a callable reads in a capture. It may be passed on; comparisons and most arithmetic raise."""
 
     def __add__(self, other: int) -> Address:
         return Address(int(self) + other)
@@ -109,9 +109,9 @@ def _refuse_use(name: str) -> Any:
 
 @contextmanager
 def attributes_refused(tensors: Iterable[torch.Tensor], shown: Iterable[torch.Tensor]) -> Iterator[None]:
-    """In the block, Python code of this thread may neither use attributes that somebody has set on ``tensors``, nor
-    what no key has of them and of their views, in memory of ``shown``. Code of libraries that make kernels may. A use
-    raises CaptureError (``host-read``)."""
+    """In the block, user code of this thread may use neither attributes that were set on ``tensors`` nor, of tensors
+    in the memory of ``shown``, attributes that are part of no key. Code of torch, PyGraph and Triton may. A use raises
+    CaptureError (``host-read``)."""
     thread, storages, given = get_ident(), set(map(storage_of, shown)), set(map(id, tensors))
     get, put = torch.Tensor.__getattribute__, torch.Tensor.__setattr__
 
@@ -141,7 +141,7 @@ def attributes_refused(tensors: Iterable[torch.Tensor], shown: Iterable[torch.Te
 
 
 Step = tuple[str, str, str | None]
-"""An operator of a capture: with its numbers, where its tensors lie, and the user's line."""
+"""An operator of a capture: its text with numbers, the memory of its tensors, and the user's line."""
 
 
 _PUTS = frozenset(
@@ -151,12 +151,12 @@ _PUTS = frozenset(
         *("index_copy", "index_fill", "index_put", "_index_put_impl", "scatter"),
     )
 )
-"""Operators of ATen's that write what they are given, whatever was there."""
+"""ATen operators that write values independent of the old ones."""
 
 
 class Twice:
-    """Looks for operators that leave something else in ``memory`` if all of them run once more: those that add to it,
-    and those that write what an earlier one has read. Operators of others' count as writing alone."""
+    """Finds operators that change ``memory`` again if all operators run once more: those that add to it, and those that
+    write memory which an earlier operator has read. Operators other than ATen's count as only writing."""
 
     def __init__(self, memory: Iterable[torch.Tensor]) -> None:
         self._storages = set(map(storage_of, memory))
@@ -187,7 +187,7 @@ class Twice:
 
 
 def _pairs(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """The arguments of a schema, and what they are."""
+    """The arguments of a schema, each with its value."""
     given = [(each, kwargs.get(each.name)) for each in schema.arguments[len(args) :]]
     return [*zip(schema.arguments, args, strict=False), *given]
 
@@ -211,11 +211,11 @@ def _overlap(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
 
 
 class Watch(compat.TorchDispatchMode):
-    """While open, the operators of a capture are written down, before the driver records them. ``spared``: tensors that
-    a comparison does not copy.
+    """Mode that logs the operators of a capture before the driver records them. ``spared``: tensors that a comparison
+    does not copy.
 
-    Raises CaptureError (``unknown-memory``) for a tensor that was there before, if its name is found; a driver refuses
-    those without.
+    Raises CaptureError (``unknown-memory``) for a tensor that existed before and is not held, if its name is found; the
+    driver refuses tensors without a name.
     """
 
     supports_higher_order_operators = True
@@ -232,12 +232,12 @@ class Watch(compat.TorchDispatchMode):
         self._twice = Twice(spared)
         self._function, self._device = function, device
         self._known: dict[int, tuple[int, int]] = {}
-        """By storage, of the memory of arguments and of what operators made: its number, and its first byte."""
+        """For each storage of arguments and of results of operators: its number, and its first byte."""
         self._kept = list[StorageWeakRef]()
-        """While they are there, a storage that is gone leaves its place to none that kernels' code makes unseen."""
+        """While these live, no storage that kernels' code makes unseen takes the place of a freed one."""
         self._made = 0
         self._written: list[tuple[int, int, int]] = []
-        """Memory that operators of others' write: under a dispatch mode, autograd may not notice."""
+        """Memory written by custom operators: under a dispatch mode, autograd may not notice."""
         self._named: dict[int, str] | None = None
         for tensor in shown:
             begin = int(tensor.storage_offset()) * tensor.element_size()
@@ -256,7 +256,7 @@ class Watch(compat.TorchDispatchMode):
             if not args[0].untyped_storage().resizable():  # the memory is NumPy's, or of another such owner
                 raise CaptureError("unknown-memory", "a tensor over memory of another library's")
             return self._constant(args[0])
-        if func is torch.ops.aten.detach_.default:  # of torch.tensor: below autograd, there is nothing to do
+        if func is torch.ops.aten.detach_.default:  # from torch.tensor: below autograd, it does nothing
             return args[0]
         if func is torch.ops.aten._unsafe_view.default:
             func = torch.ops.aten.view.default
@@ -277,11 +277,11 @@ class Watch(compat.TorchDispatchMode):
         return result
 
     def writes(self, tensor: torch.Tensor) -> bool:
-        """True if an operator of others' has written to the memory of ``tensor``, by its schema."""
+        """True if a custom operator has written to the memory of ``tensor``, by its schema."""
         return any(_overlap(_range(tensor), each) for each in self._written)
 
     def memory(self, tensors: Iterable[torch.Tensor]) -> str:
-        """Where tensors lie, in the same words in each capture."""
+        """Memory of tensors as text that is equal in each capture."""
         return ", ".join(map(self._place, tensors))
 
     def _place(self, tensor: torch.Tensor) -> str:
@@ -296,7 +296,7 @@ class Watch(compat.TorchDispatchMode):
         return self._made
 
     def _constant(self, tensor: torch.Tensor) -> Any:
-        """Stands for a tensor that is made of Python numbers."""
+        """A tensor of a capture for one that is made of Python numbers."""
         small = tensor.numel() <= _CONSTANT
         with metadata():
             values = tensor.flatten().tolist() if small else []
@@ -312,7 +312,7 @@ class Watch(compat.TorchDispatchMode):
         return made
 
     def _note(self, result: Any, operands: Sequence[torch.Tensor]) -> None:
-        """Number new memory: it may be where other memory was that is freed."""
+        """Number new memory, which may lie at the address of freed memory."""
         old = {storage_of(tensor) for tensor in operands if tensor.layout is torch.strided}
         for tensor in leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and storage_of(tensor) not in old:
@@ -321,7 +321,7 @@ class Watch(compat.TorchDispatchMode):
                 old.add(storage_of(tensor))
 
     def is_known(self, tensor: torch.Tensor) -> bool:
-        """True if its memory is that of a stand-in, or was made meanwhile."""
+        """True if the memory of ``tensor`` is that of a stand-in, or was made in the capture."""
         return tensor.layout is torch.strided and storage_of(tensor) in self._known
 
     def _check(self, tensor: torch.Tensor, func: Any) -> None:
@@ -349,7 +349,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The numbers among arguments of an operator, as text."""
+    """Texts of an operator's arguments: of plain values their bits, of tensors a dot."""
     if isinstance(value, torch.Tensor):
         yield "·"
     elif isinstance(value, (list, tuple)):
@@ -367,7 +367,7 @@ def _bits_text(value: Any) -> str:
 
 
 def hold_against(before: Sequence[Step], now: Sequence[Step]) -> None:
-    """Raises CaptureError where the operators of two captures differ."""
+    """Raise CaptureError if the operators of two captures differ."""
     for (text, memory, _), (other, elsewhere, line) in zip(before, now, strict=False):
         if (text, memory) != (other, elsewhere):
             name, same = other.partition("(")[0], text.partition("(")[0] == other.partition("(")[0]

@@ -1,4 +1,4 @@
-"""Has Inductor compile a whole graph under a decision, and holds what came out against it."""
+"""Compiles a whole graph with Inductor under a decision, and compares the resulting program with the decision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pass_context(graph: Graph) -> PassContext:
 
 
 def model_for(device: str, index: int | None = None) -> DeviceModel:
-    """The device model that a graph is costed with: calibrated on this machine, or else built in."""
+    """The device model for the costs of a graph: calibrated on this machine, or else built in."""
     model = stored_model(device, index) or MODELS[device]
     return model if torch.get_float32_matmul_precision() == "highest" else model.with_tf32()
 
@@ -44,14 +44,14 @@ def compile_under(
     tag: str,
     rewrite: Callable[[torch.fx.GraphModule], None] | None = None,
 ) -> Any:
-    """Inductor's compiled graph for ``gm``, cut where ``decision`` says; legality of ``passes`` judges what Inductor's
-    own passes make, and what ``rewrite`` makes after them.
+    """Inductor's compiled graph for ``gm``, cut where ``decision`` says. The ``Legality`` of ``passes`` judges nodes
+    made by Inductor's own passes, and by ``rewrite``, which runs after them.
 
-    Inductor's configuration stays the user's but for the partition itself, and for ``memory_planning``, which takes
-    what a partition returns for dead. Its cache key gets ``tag``: the user's with ``program_key``; plain compilations
-    of the same graph have another key.
+    The user's configuration of Inductor is kept, except for the partition itself and ``memory_planning``, which treats
+    the results of a partition as dead. ``tag``, the user's tag with ``program_key``, enters Inductor's cache key,
+    so that plain compilations of the same graph have another key.
     """
-    # what joins kernels without asking whether they may be fused
+    # Combo kernels join kernels without asking whether they may be fused.
     unjoined = {"combo_kernels": False} if decision.exact else {}
     legality = next((item for item in passes if isinstance(item, Legality)), Legality())
     with (
@@ -64,9 +64,9 @@ def compile_under(
 
 
 def program_key(decision: Decision, passes: Sequence[BasePass], gm: torch.fx.GraphModule) -> str:
-    """A hash of all that shapes a program besides its graph and Inductor's configuration, which Inductor hashes.
+    """Hash of everything that shapes a program, except its graph and Inductor's configuration, which Inductor hashes.
 
-    That is the decision with its pipeline, the source of this package and of passes from elsewhere, the version of
+    It covers the decision with its pipeline, the source of this package and of passes from elsewhere, the version of
     torch, the device, and the declarations of the operators that ``gm`` calls: their defaults are in the program.
     """
     digests = (version.package_digest(version.PACKAGE), *sources(passes))
@@ -81,12 +81,12 @@ def program_key(decision: Decision, passes: Sequence[BasePass], gm: torch.fx.Gra
 
 
 def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[int]]:
-    """Differences between the program and the decision: notes for the report, and regions that must not be captured."""
+    """Compare program and decision. Returns notes for the report, and the regions that must not be captured."""
     notes, forbidden = [], set()
     for index, steps in enumerate(record.regions):
         for name in dict.fromkeys(origin for step in steps for origin in step.origins):
             placed = decision.nodes.get(name)
-            # A constant launches nothing: where a kernel names one, Inductor has folded it or put it on the device.
+            # A constant launches nothing: if a kernel names one, Inductor has folded it or moved it to the device.
             if placed is not None and not placed.capturable and placed.eager is None and placed.op != CONSTANT:
                 notes.append(f"region {index} holds {name} ({placed.op}), judged not capturable: {placed.reason}")
                 forbidden.add(index)

@@ -1,6 +1,6 @@
-"""The decisions of the passes, in the form that steers Inductor: per FX node, inside a region or outside and why.
+"""The decisions of the passes in the form that steers Inductor: the region of each FX node, or why it has none.
 
-Taken from a graph once it is partitioned; knows nothing of Inductor itself.
+They are read from a partitioned graph, and are independent of Inductor itself.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ RNG = "rng"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where one node goes: captured in a region, called by a region between two segments (``eager``, for this reason),
-    or outside. ``region`` is None outside of every region; then ``reason`` says why.
+    """The place of one node: captured in a region, called by a region between two segments (``eager`` is the reason),
+    or outside of every region, where ``region`` is None and ``reason`` says why.
 
-    ``chains`` names the orders besides data that the node is part of: nodes of one chain keep their order among
-    themselves, and one of the chain BARRIER keeps its place among all nodes.
+    ``chains`` names the orders, other than data dependence, that bind the node: nodes of one chain keep their relative
+    order, and a node of the chain BARRIER keeps its place among all nodes.
 
-    ``turn`` is the time at which it runs where a decision is exact: odd for a region, even for the host between two;
-    None where it may run at any time. ``launches`` is False for what launches nothing itself: a view, a constant.
+    ``turn`` is the time at which the node runs under an exact decision: odd in a region, even on the host between two
+    regions; None if it may run at any time. ``launches`` is False for a node that launches nothing: a view, a constant.
     """
 
     op: str
@@ -41,7 +41,7 @@ class Placed:
 
     @property
     def is_free(self) -> bool:
-        """True if it may be captured, and launches nothing itself: it has no place of its own."""
+        """True if the node may be captured and launches nothing: it has no place of its own."""
         return self.capturable and not self.launches
 
 
@@ -51,11 +51,11 @@ class Decision:
 
     Args:
         device: the kind of device whose work is captured
-        nodes: the place of each, by FX name
-        selected: the regions that are worth a graph
+        nodes: the place of each node, by FX name
+        selected: the regions that selection accepted, or never judged
         pipeline: the text of the passes
-        exact: a pass of the user's drew the regions: each becomes one partition of the program, and nothing is fused
-            across its bounds. Otherwise Inductor may move what lies at them, and join two regions
+        exact: a user's pass drew the regions: each becomes one partition of the program, and nothing is fused across
+            its bounds. Otherwise Inductor may move nodes across the bounds, and join two regions
     """
 
     device: str
@@ -65,7 +65,7 @@ class Decision:
     exact: bool = False
 
     def digest(self) -> str:
-        """A hash of everything that decides where Inductor's program is cut, for cache keys."""
+        """Hash of everything that determines where Inductor's program is cut, for cache keys."""
         rows = [self.device, self.pipeline, str(sorted(self.selected))]
         rows += [
             f"{name} {p.op} {p.region} {p.reason} {p.capturable} {p.chains} {p.eager} {p.turn}"
@@ -75,7 +75,7 @@ class Decision:
 
 
 def decide(graph: Graph, device: str, pipeline: str, *, exact: bool = False) -> Decision:
-    """Read the decision off a partitioned ``graph``. A region that was never judged by selection counts as selected."""
+    """Read the decision off a partitioned ``graph``. A region that selection never judged counts as selected."""
     turns = _turns(graph) if exact else {}
     nodes = {}
     for node in graph.nodes:
@@ -98,7 +98,7 @@ def decide(graph: Graph, device: str, pipeline: str, *, exact: bool = False) -> 
 
 
 def _turns(graph: Graph) -> dict[KernelNode, int]:
-    """When each node runs, with regions one after the other in an order that dependences allow; nodes that launch
+    """The turn of each node: regions run one after the other, in an order that dependences allow. Nodes that launch
     nothing and are in no region have no turn."""
     first: dict[int, int] = {}
     regions = [node.meta.get(REGION) for node in graph.nodes]

@@ -1,7 +1,7 @@
 """The program that Inductor emitted: its steps as scheduled, and its text, read back and commented.
 
-The steps are noted while Inductor schedules and kept with its compiled graph, so that a program from its cache brings
-them along. The text is what runs, also when it comes from a cache; nothing is assumed that it does not show.
+The steps are recorded while Inductor schedules, and stored with its compiled graph, so that a program from its cache
+has them. The text is the program that runs, also from a cache; nothing is assumed that the text does not show.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # a restored program needs none
 
 @dataclass(frozen=True, slots=True)
 class PatternNode:
-    """An FX node that Inductor's own passes made, so that no decision names it: its operator, and the nodes of the
-    decision that it was made from. Without any, nobody knows. ``reason`` says why it has to be outside, if it has, and
-    ``eager`` why a region calls it between two segments."""
+    """An FX node made by Inductor's own passes, which no decision names.
+    ``sources``: the nodes of the decision from which it was made; empty if unknown. ``reason``: why it has to stay
+    outside of regions, if so. ``eager``: why a region calls it between two segments, if so."""
 
     name: str
     op: str
@@ -35,9 +35,9 @@ class PatternNode:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One scheduled (fused) node: its buffers, the FX nodes that it computes, and why it is outside, if it is.
+    """One scheduled (fused) node: its buffers, the FX nodes that it computes, and the reason why it is outside, if any.
 
-    ``made`` describes those of them that Inductor made.
+    ``made`` describes the FX nodes among them that Inductor made.
     """
 
     buffers: tuple[str, ...]
@@ -49,10 +49,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRecord:
-    """The program as cut: runs of steps in order. Run ``i`` is a region when ``inside[i]``.
+    """The program as cut: runs of steps in order. Run ``i`` is a region if ``inside[i]``.
 
-    Of a decision that is exact, ``planned[i]`` is the region that run ``i`` is, and ``differences`` say where Inductor
-    could not do as decided.
+    Under an exact decision, ``planned[i]`` is the decision's region for run ``i``, and ``differences`` say where
+    Inductor could not follow the decision.
     """
 
     runs: tuple[tuple[Step, ...], ...]
@@ -80,7 +80,7 @@ class RecordedMaps(list[object]):
 
 
 def program_record(compiled: Any) -> ProgramRecord | None:
-    """The record of how ``compiled`` was made, also when it came from a cache; None when it was not cut."""
+    """The record of the partition of ``compiled``, also from a cache; None if it was not partitioned."""
     maps = getattr(compiled, "partition_maps", None)  # a graph without operators becomes a plain function
     return getattr(maps, "record", None)
 
@@ -107,7 +107,7 @@ class EmittedProgram:
 
 
 def read_program(source: str) -> EmittedProgram:
-    """Read the emitted ``source``. Raises SyntaxError when it is no Python."""
+    """Read the emitted ``source``. Raises SyntaxError if it is not Python."""
     tree = ast.parse(source)
     functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
     numbered = ((name.removeprefix("partition_"), f) for name, f in functions.items() if name.startswith("partition_"))
@@ -124,7 +124,7 @@ def _arguments(function: ast.FunctionDef) -> tuple[str, ...]:
 
 
 def _kernels(code: ast.AST, functions: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
-    """As ``_kernel_calls``; of a branch or loop, those of its bodies, which are among ``functions``."""
+    """``_kernel_calls``, with a branch or loop replaced by the calls of its bodies, which are among ``functions``."""
     for call, name in _named_calls(code):
         if not name.startswith("hop."):
             yield name
@@ -172,7 +172,7 @@ def annotate(source: str, above: Mapping[int, Sequence[str]], header: Sequence[s
     return "\n".join([*(f"# {note}" for note in header), *lines, ""])
 
 
-# -- which operators each line of a region runs ------------------------------------------------------------------------
+# -- operators of each line of a region --------------------------------------------------------------------------------
 
 
 def line_origins(
@@ -180,9 +180,9 @@ def line_origins(
 ) -> list[Mapping[int, Origin]]:
     """For each of ``regions``, whose ``steps`` Inductor scheduled: line ▸ the operators that it runs.
 
-    Lines count from the first one of the region's function, which is 0. What the text shows is matched exactly: a
-    buffer is first launched into by its own step. Where it shows nothing (work in place, several steps in one kernel),
-    every step that may be meant is named.
+    Line 0 is the first line of the region's function. Steps that the text identifies are matched exactly: the first
+    launch that mentions a buffer belongs to the buffer's own step. If the text does not identify a step (work in place,
+    several steps in one kernel), the line gets every step that is possible there.
     """
     functions = {f.lineno: f for f in ast.walk(ast.parse(source)) if isinstance(f, ast.FunctionDef)}
     pairs = zip(regions, steps, strict=True)
@@ -191,7 +191,7 @@ def line_origins(
 
 @dataclass(slots=True)
 class _Statement:
-    """A statement that launches: its lines, what it calls, what it mentions, and the steps that it may run."""
+    """A statement that launches: its lines, its calls, the names that it mentions, and the steps that it may run."""
 
     lines: range
     called: tuple[str, ...]
@@ -200,7 +200,7 @@ class _Statement:
 
 
 def _statements(body: Sequence[ast.stmt], start: int) -> Iterator[_Statement]:
-    """Those that launch, in order; of compound statements, what is in them."""
+    """Statements that launch, in order; compound statements are replaced by their bodies."""
     for statement in body:
         inner = [part for name in ("body", "orelse", "finalbody") for part in getattr(statement, name, ())]
         called = () if inner else tuple(_kernel_calls(statement))
@@ -224,7 +224,7 @@ class _LineMap:
         found: dict[int, Origin] = {}
         for statement in self.statements:
             steps = [self.steps[i] for i in statement.steps]
-            # Of a step, only the operators that are called by name, if there are any.
+            # If the statement calls operators of a step by name, only those count.
             nodes = [n for step in steps for n in self._named(step, statement) or filter(self._op, step.origins)]
             sources = [source for node in nodes for source in self._sources(node)]
             locs = dict.fromkeys(source.loc for source in sources if source.loc is not None)
@@ -234,7 +234,7 @@ class _LineMap:
         return found
 
     def _match(self) -> None:
-        """Fill in the steps of each statement: those whose buffers it is the first to mention, then what is left."""
+        """Fill in the steps of each statement: those whose buffers it is the first to mention, then the others."""
         maker = {name: i for i, step in enumerate(self.steps) for name in step.buffers}
         seen: set[int] = set()
         reached = -1
@@ -254,9 +254,9 @@ class _LineMap:
         self._fill(gap, before, [])
 
     def _fill(self, gap: list[_Statement], before: list[_Statement], after: list[_Statement]) -> None:
-        """The steps of the statements in ``gap``, and of the one before and after it, among those that are open there.
+        """Assign the steps that are open around ``gap`` to its statements, and to those right before and after it.
 
-        One step for each statement, in order, where every one calls the operator that its step computes.
+        Each statement gets one step, in order, if each of them calls the operator of its step.
         """
         low, high = (max(s.steps) + 1 for s in before), (min(s.steps) for s in after)
         open_steps = list(range(next(low, 0), next(high, len(self.steps))))

@@ -1,12 +1,12 @@
-"""Enters a program that is a single region by the region's replay, past most of what Inductor has around it.
+"""Enters a program of a single region directly at the region's replay, past most of the code around it.
 
     emitted:  align inputs ─ take args ─ check ─ device guard ─ prepare on the host ─ pick ─ region ─ fetch ─ return
     entry:    take args ─ prepare on the host ─ pick ─ replay ─┬─ fetch ─ return
                                                       declined └─ the program as emitted, with the same args
 
-A replay checks its arguments and their alignment, and finds device and stream by itself. A program qualifies if its
-syntax tree holds statements of known kinds alone. What comes before the region is done again where the replay declines,
-so it may change no argument. It is not done where no replay is to be expected.
+A replay checks its arguments and their alignment, and finds device and stream by itself. A program qualifies if all
+statements of its syntax tree are of known kinds. The statements before the region run again if the replay declines, so
+they must not change arguments. They are skipped if no replay is to be expected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _READING = (_Kind.KERNEL, _Kind.UPLOAD)
 """Kinds that read tensors on the host."""
 
 _HARMLESS = (_Kind.TAKE, _Kind.CLEAR, _Kind.CHECK, _Kind.ITEM, _Kind.UPLOAD, _Kind.DELETE, _Kind.PICK)
-"""Kinds that write no tensor, and give none a second name."""
+"""Kinds that write no tensor and create no alias."""
 
 _AFTER = (_Kind.ALIAS, _Kind.BUFFER, _Kind.CHECK, _Kind.DELETE, _Kind.COPY, _Kind.RETURN)
 """Kinds that may follow the region: results are fetched to the host, viewed and returned."""
@@ -60,7 +60,7 @@ _CALLS = {
 
 
 def entry_text(source: str) -> str | None:
-    """The text of a function to enter a program by; None if its text, ``source``, does more than call one region."""
+    """The text of the entry function for a program with text ``source``; None if the program does not qualify."""
     tree = ast.parse(source)
     mains = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == "call"]
     statements = [(_kind(s), s) for s in _flat(mains[0].body)] if len(mains) == 1 else []
@@ -76,12 +76,12 @@ def entry_text(source: str) -> str | None:
     picked = {_names(s, ast.Store)[0]: _names(s, ast.Load) for kind, s in before if kind is _Kind.PICK}
     if given not in picked or not taken:
         return None
-    # A replay checks what it is given. What is read on the host is not given to it.
+    # A replay checks its own arguments. Tensors that are read on the host are not among them.
     checked = {name for kind, s in before if kind in _READING for name in _names(s, ast.Load)}.intersection(taken)
     kept = [(kind, s) for kind, s in before if kind is not _Kind.CHECK or checked.intersection(_names(s, ast.Load))]
     held = {name for names in picked.values() for name in names}
     lines: list[str] = []
-    late: list[str] = []  # deletions that wait for the replay: of what the region's arguments do not hold
+    late: list[str] = []  # deletions of names that are no arguments of the region: they wait for the replay
     if any(kind in (_Kind.UPLOAD, _Kind.BUFFER) for kind, _ in kept):
         lines += ["if not _ready():", "    return _program(args)"]
     for kind, statement in kept:
@@ -105,7 +105,7 @@ def entry_text(source: str) -> str | None:
 
 
 def bind(text: str, namespace: Mapping[str, Any], region: Region, program: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of an entry's ``text`` to ``program``. ``namespace`` is that of the emitted module."""
+    """The entry function with this ``text`` for ``program``. ``namespace``: the globals of the emitted module."""
     names = {**namespace, "_replay": region.try_replay, "_ready": region.expects_replay, "_program": program}
     exec(compile(text, "<pygraph entry>", "exec"), names)
     made: Callable[..., Any] = names["call"]
@@ -113,7 +113,7 @@ def bind(text: str, namespace: Mapping[str, Any], region: Region, program: Calla
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements, with those under a device guard in its place."""
+    """Statements, with each device guard replaced by its body."""
     for statement in body:
         match statement:
             case ast.With([ast.withitem(ast.Call(guard))]) if ast.unparse(guard) == "torch.cuda._DeviceGuard":
@@ -161,12 +161,12 @@ def _are_names(expressions: Sequence[ast.expr]) -> bool:
 
 
 def _names(statement: ast.stmt, use: type[ast.expr_context]) -> list[str]:
-    """The names that a statement loads, stores or deletes: the less deep first, else from left to right."""
+    """The names that a statement loads, stores or deletes: by depth, then from left to right."""
     return [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, use)]
 
 
 def _change_no_argument(statements: Sequence[tuple[_Kind, ast.stmt]], kernels: Mapping[str, Sequence[bool]]) -> bool:
-    """True if ``statements`` are known to write nothing but what they have allocated. ``kernels`` are those of
+    """True if ``statements`` are known to write only buffers that they allocate. ``kernels``: the result of
     ``_written_operands``."""
     buffers: set[str] = set()
     for kind, statement in statements:
@@ -188,7 +188,7 @@ def _change_no_argument(statements: Sequence[tuple[_Kind, ast.stmt]], kernels: M
 
 
 def _written_operands(tree: ast.Module) -> Mapping[str, Sequence[bool]]:
-    """For each C++ kernel that a module binds, which of its operands it may write: pointers that are not to const."""
+    """For each C++ kernel that a module binds, a flag per operand: True for a non-const pointer, which it may write."""
     found: dict[str, Sequence[bool]] = {}
     for statement in tree.body:
         match statement:

@@ -3,9 +3,9 @@
     before:  mm ─ add ─ relu        addmm ▸ mm, add
     after:   addmm ─ relu
 
-A node that a pattern makes was made from all nodes that the pattern matched. Other passes are followed by what they do
-to the graph: what they make was made from all that is replaced or erased next. A node of which neither tells anything
-was made from nothing that is known.
+The sources of a node that a pattern makes are all nodes that the pattern matched. Other passes are followed by their
+changes to the graph: the sources of new nodes are all nodes that are replaced or erased next. If neither applies, the
+sources of a node are unknown.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class Lineage:
-    """The nodes that were made while this was active, and what they were made from.
+    """The nodes that were made while this was active, and their sources.
 
-    They also say so themselves, to whoever lifts their graph (``FX_MADE_FROM``), and take the line of what they
-    replace.
+    A new node also carries its sources in ``meta[FX_MADE_FROM]``, for the lifting of its graph, and takes the stack
+    trace of a node that it replaces, unless it has one.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Lineage:
         self._matching = False
 
     def sources(self, node: FxNode) -> tuple[FxNode, ...] | None:
-        """The nodes from before that ``node`` was made from, none where nobody knows; None if it was not made."""
+        """The original nodes from which ``node`` was made, empty if unknown; None if ``node`` was not made here."""
         found = self._sources.get(node)
         return None if found is None else tuple(found)
 
     @contextmanager
     def replacing(self, gm: Any, matched: Iterable[FxNode]) -> Iterator[None]:
-        """A pattern that matched these nodes is being replaced."""
+        """Context in which a pattern that matched these nodes is replaced."""
         made: list[FxNode] = []
         self._latest, self._matching = [], True
         try:
@@ -63,7 +63,7 @@ class Lineage:
 
     @contextmanager
     def watching(self, gm: Any) -> Iterator[None]:
-        """Any passes run on the graph of ``gm``, and ``rewrite`` last."""
+        """Context in which passes run on the graph of ``gm``; ``rewrite`` runs at its end."""
         with _hooked(gm, create=self._created, replace=lambda old, **_: self._removed(old), erase=self._removed):
             yield
             if self._rewrite is not None:
@@ -83,7 +83,7 @@ class Lineage:
             self._trace(self._latest, [node])
 
     def _trace(self, made: Iterable[FxNode], removed: list[FxNode]) -> None:
-        # Takes a while to import, and a restored program has no passes run.
+        # Takes a while to import, and a restored program runs no passes.
         from pygraph.frontend.lift import FX_MADE_FROM, made_from
 
         known = [source for node in removed for source in self._sources.get(node, (node,))]
@@ -103,8 +103,8 @@ _active: ContextVar[Lineage | None] = ContextVar("lineage", default=None)
 def following(
     rewrite: Callable[[GraphModule], None] | None = None, may_match: Callable[[Iterable[FxNode]], bool] | None = None
 ) -> Iterator[Lineage]:
-    """Follow the passes that Inductor runs on this thread meanwhile, and run ``rewrite`` after them. A pattern takes
-    no nodes that ``may_match`` refuses."""
+    """Follow the passes that Inductor runs on this thread meanwhile, and run ``rewrite`` after them. Patterns leave
+    nodes alone that ``may_match`` refuses."""
     _install()
     lineage = Lineage(rewrite, may_match)
     token = _active.set(lineage)
@@ -116,7 +116,7 @@ def following(
 
 @contextmanager
 def _hooked(gm: GraphModule | None, **functions: Callable[..., object]) -> Iterator[None]:
-    """Call these ``functions`` for what happens to the graph of ``gm``; a graph without a module tells nobody."""
+    """Call these ``functions`` for changes to the graph of ``gm``; without a module, nothing is called."""
     hooks = {} if gm is None else functions
     for event, function in hooks.items():
         getattr(gm, f"_register_{event}_node_hook")(function)
@@ -129,7 +129,7 @@ def _hooked(gm: GraphModule | None, **functions: Callable[..., object]) -> Itera
 
 @functools.cache
 def _install() -> None:
-    """Hook into Inductor's patterns and passes, once for the process. Without a lineage nothing changes."""
+    """Hook into Inductor's patterns and passes, once per process. Without an active lineage, nothing changes."""
     for entry in compat.pattern_entries:
         entry.apply = _followed(
             entry.apply,
@@ -145,8 +145,8 @@ def _set_check(entry: Any, check: Callable[[Any], Any]) -> None:
 
 
 def _check_of(entry: Any) -> Callable[[Any], Any]:
-    """The check of a pattern on nodes that it has matched. Those that it must not take were not matched: some passes
-    repeat a pattern for as long as it is."""
+    """The check of a pattern on the nodes that it matched. Nodes that it must not take count as not matched: some
+    passes repeat a pattern for as long as it matches."""
 
     def check(match: Any) -> Any:
         lineage = _active.get()
@@ -156,7 +156,7 @@ def _check_of(entry: Any) -> Callable[[Any], Any]:
 
 
 def _followed(function: Callable[..., T], context: Callable[..., AbstractContextManager[None]]) -> Callable[..., T]:
-    """``function``, called within the ``context`` of the lineage that is active on its thread, if one is."""
+    """``function``, called within the ``context`` of the lineage that is active on its thread, if any."""
 
     @functools.wraps(function)
     def followed(*args: Any, **kwargs: Any) -> T:

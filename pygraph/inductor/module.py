@@ -1,9 +1,9 @@
-"""Makes the FX module that a graph stands for, as AOTAutograd would hand it to ``inner_compile``.
+"""Makes the FX module of a graph, as AOTAutograd would pass it to ``inner_compile``.
 
     %y = aten.relu.default(%x) : f32[s0, 4]@cpu        y = torch.ops.aten.relu.default(x)    val: fake, of known sizes
 
-Nodes keep their names, so that a decision on the graph steers what Inductor makes of the module. Symbols are numbers
-there, but for those that the data decides.
+Nodes keep their names, so that a decision on the graph steers the compilation of the module. Symbols become numbers,
+except those that depend on data.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pygraph.ir import CONSTANT, Graph, GraphRef, KernelNode, TensorType, Value
 
 
 def fit_names(graph: Graph) -> None:
-    """Rename what FX cannot call as ``graph`` does: ``%0``, ``%sum``, an input ``%layers.0.weight`` without a
-    placeholder."""
+    """Rename inputs and nodes of ``graph`` whose names FX does not accept: ``%0``, ``%sum``, an input
+    ``%layers.0.weight`` without a placeholder."""
     taken = fx.Graph()
     left: list[tuple[Value | KernelNode, str]] = []
     owners: list[Value | KernelNode] = [*graph.inputs, *graph.nodes]
@@ -52,7 +52,7 @@ def module_of(
 ) -> tuple[fx.GraphModule, list[Any]]:
     """The module of ``graph``, and fake inputs like ``inputs``.
 
-    Raises FrontendError, with the name of the ``node``, for what torch has nothing for, or cannot call with fakes.
+    Raises FrontendError, with the name of the ``node``, for a node that torch does not know or cannot call with fakes.
 
     Args:
         graph: the graph
@@ -131,7 +131,7 @@ class _Maker:
             self.env[value] = self._item(made, path)
 
     def _held(self, node: fx.Node) -> Any:
-        """The fake result of a node, or the graph that it stands for."""
+        """The fake result of a node, or the subgraph to which it refers."""
         return node.meta["val"] if "val" in node.meta else getattr(self.gm, str(node.target))
 
     def _item(self, node: fx.Node, path: Sequence[Any]) -> fx.Node:
@@ -163,7 +163,7 @@ class _Maker:
         return self.fx.get_attr(target)
 
     def _fake(self, value: Value) -> Any:
-        """Value of an input of a graph that an operator calls."""
+        """Fake tensor for an input of a subgraph that an operator calls."""
         type = value.type
         if not isinstance(type, TensorType):
             raise FrontendError(f"input {value!r} of graph @{self.graph.name} is no tensor")

@@ -1,13 +1,13 @@
-"""Answers Inductor's lowering and scheduler while it compiles: where to cut, in which order, and what became of it.
+"""Steers Inductor's lowering and scheduler: where to cut the program, in which order; and records the result.
 
     can_fuse(a, b)  ─┬─ hooks active on this thread: _fuse(hooks, can_fuse, scheduler, a, b)
                      └─ none:                         can_fuse(scheduler, a, b), as ever
 
-``REPLACEMENTS`` lists the methods of Inductor's that are replaced, by what, and what for.
+``REPLACEMENTS`` lists the replaced methods of Inductor, their replacements, and the purpose of each.
 
-The partitions are exactly the regions where a pass of the user's drew these. Otherwise only what is outside cuts the
-program, and Inductor fuses and orders across the bounds of regions: of independent nodes, partitioning chose those.
-Answers differ from Inductor's own only while hooks are active on the thread, and for main graphs alone.
+If a user's pass drew the regions, the partitions are exactly these. Otherwise only nodes outside of regions cut the
+program, and Inductor fuses and orders across the bounds of regions, which partitioning chose among independent nodes.
+Answers differ from Inductor's own only while hooks are active on the thread, and only for main graphs.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ UNKNOWN = "unknown-node"
 SEVERAL_STREAMS = "a program that uses several streams is cut where Inductor has it, and not at the bounds of regions"
 
 MEMORY_BUDGET = 1.1
-"""How far a new order may raise Inductor's estimate of peak memory; the bound that Inductor itself uses."""
+"""Factor by which a new order may raise Inductor's estimate of peak memory; Inductor itself uses this bound."""
 
 
 class Verdict(NamedTuple):
-    """Why a node has to stay outside of every region, if it has; else why a region calls it between two segments, if it
-    cannot capture it."""
+    """``reason``: why a node has to stay outside of every region, if so. ``eager``: why a region calls the node between
+    two segments, if it cannot capture it."""
 
     reason: str | None = None
     eager: str | None = None
@@ -82,8 +82,8 @@ class PartitionHooks:
 
     @contextmanager
     def active(self, rewrite: Callable[[torch.fx.GraphModule], None] | None = None) -> Iterator[None]:
-        """Answer for every main graph that Inductor schedules on this thread meanwhile. ``rewrite`` runs after
-        Inductor's own passes on graphs."""
+        """Steer every main graph that Inductor schedules on this thread meanwhile. ``rewrite`` runs after Inductor's
+        own graph passes."""
         _install()
         token = _active.set(self)
         try:
@@ -95,7 +95,7 @@ class PartitionHooks:
     # -- asked by the scheduler ------------------------------------------------------------------------------------
 
     def should_partition(self, snode: Any) -> str | None:
-        """The reason why a scheduled node has to stay outside of every region, or None."""
+        """Why a scheduled node has to stay outside of every region, or None."""
         parts = _scheduled_parts(snode)
         trimmed = next((self._trimmed[part.get_name()] for part in parts if part.get_name() in self._trimmed), None)
         return trimmed or self._verdict(parts).reason
@@ -115,7 +115,7 @@ class PartitionHooks:
         return Kind.OUTSIDE if verdict.reason else Kind.EAGER if verdict.eager else Kind.LAUNCHES
 
     def arrange(self, snodes: list[Any]) -> list[Any]:
-        """The order in which the program runs."""
+        """Scheduled nodes in the order of the program."""
         if not self.decision.exact:
             return self.wait_late(self.reorder(self.compute_again_late(snodes)))
         snodes = self.wait_late(snodes)
@@ -131,14 +131,14 @@ class PartitionHooks:
         return [snodes[v] for v in order]
 
     def cut(self, snodes: Sequence[Any]) -> list[list[Any]] | None:
-        """The partitions where regions are exact, in order; None where Inductor cuts at what is outside."""
+        """The partitions in order, if regions are exact; None if Inductor cuts at nodes outside of regions."""
         if not self._times:
             self._trim(snodes)
             return None
         return [list(run) for _, run in groupby(snodes, lambda snode: self._times[snode.get_name()])]
 
     def reorder(self, snodes: list[Any]) -> list[Any]:
-        """An order with fewer regions, when there is one that Inductor's own memory estimate does not forbid."""
+        """An order with fewer regions, if there is one that Inductor's memory estimate permits; else ``snodes``."""
         kinds = [self._kind(snode) for snode in snodes]
         order = fewest_runs(kinds, self._predecessors(snodes))
         if len(runs([kinds[i] for i in order])) >= len(runs(kinds)):
@@ -147,9 +147,9 @@ class PartitionHooks:
         return chosen if _memory_allows(snodes, chosen) else snodes
 
     def compute_again_late(self, snodes: list[Any]) -> list[Any]:
-        """An order with less memory for a graph that computes parts again: as nodes were lowered, each part just before
-        its backward pass, but what frees memory, as updates of parameters do, as soon as it can be. ``snodes`` where
-        that takes no less. Inductor's own orders for least memory compute all parts again at once."""
+        """An order with less memory for a graph that recomputes parts: the order of lowering, with each part just
+        before its backward pass, but nodes that free memory, such as parameter updates, run as early as possible.
+        ``snodes`` if that takes no less. Inductor's own memory orders recompute all parts at once."""
         if not self._any_again() or any(map(compat.absent, (compat.prepare_planning_info, compat.memory_timeline))):
             return snodes
         before = self._predecessors(snodes)
@@ -168,8 +168,8 @@ class PartitionHooks:
         return chosen if lower < peak else snodes
 
     def wait_late(self, snodes: list[Any]) -> list[Any]:
-        """An order in which what waits for collectives that were sent early, and all that follows from that, comes
-        last, unless Inductor's own memory estimate forbids it."""
+        """An order in which waits for collectives that were sent early, and all nodes that depend on them, come last;
+        ``snodes`` if Inductor's memory estimate forbids it."""
         before = self._predecessors(snodes)
         waits = [_waits_for(snode) is not None for snode in snodes]
         late: set[int] = set()
@@ -179,7 +179,7 @@ class PartitionHooks:
                 late.add(step)
         if not late:
             return snodes
-        place = [len(snodes) if wait else step for step, wait in enumerate(waits)]  # of a wait: its first user's
+        place = [len(snodes) if wait else step for step, wait in enumerate(waits)]  # a wait: its first user's
         for step, sources in reversed(list(enumerate(before))):
             for source in sources:
                 place[source] = min(place[source], place[step]) if waits[source] else source
@@ -188,7 +188,7 @@ class PartitionHooks:
         return chosen if _memory_allows(snodes, chosen) else snodes
 
     def _trim(self, snodes: Sequence[Any]) -> None:
-        """Leave eager calls outside that no region has between its first and its last launch, in the final order."""
+        """Leave eager calls outside that, in the final order, are not between the first and last launch of a region."""
         kinds = [self._kind(snode) for snode in snodes]
         between = {step for run in runs(kinds) for step in run}
         for step, (snode, kind) in enumerate(zip(snodes, kinds, strict=True)):
@@ -203,7 +203,7 @@ class PartitionHooks:
         return self._times[run[0].get_name()][2] is not None
 
     def record(self, partitions: Sequence[Sequence[Any]], inside: Sequence[bool]) -> ProgramRecord:
-        """Steps of each partition, and where they differ from the decision."""
+        """The steps of each partition, and their differences from the decision."""
         steps = tuple(tuple(map(self._step, run)) for run in partitions)
         if not self._times:
             differences = (SEVERAL_STREAMS,) if self.decision.exact and steps else ()
@@ -214,8 +214,8 @@ class PartitionHooks:
     # -- regions that are exact ------------------------------------------------------------------------------------
 
     def may_fuse(self, one: Any, other: Any) -> bool:
-        """True if two scheduled nodes may be fused: where regions are exact, not across their bounds; and never what a
-        backward pass computes again with what comes before that, or it is computed there, and kept."""
+        """True if two scheduled nodes may be fused: not across the bounds of exact regions; and never a node that a
+        backward pass recomputes with one before it, or its value would be computed early and kept."""
         if self._any_again() and {self._again(one), self._again(other)} == {False, True}:
             return False
         if not self.decision.exact or None in (self._turn(one), self._turn(other)):
@@ -223,14 +223,14 @@ class PartitionHooks:
         return (self._turn(one), self._unit(one)) == (self._turn(other), self._unit(other))
 
     def _any_again(self) -> bool:
-        """True if the graph that is scheduled computes anything again."""
+        """True if the graph that is being scheduled recomputes anything."""
         graph = compat.inductor_virtualized.graph.graph
         if graph not in self._computing_again:
             self._computing_again[graph] = any(map(compat.computed_again, graph.nodes))
         return self._computing_again[graph]
 
     def _again(self, snode: Any) -> bool | None:
-        """True if a scheduled node is computed again by a backward pass, False if what it computes comes before."""
+        """True if a backward pass recomputes a scheduled node, False if the node comes before; None if unknown."""
         name = snode.get_name()
         if name not in self._computed_again:
             found = {compat.computed_again(origin) for part in _scheduled_parts(snode) for origin in _origins(part)}
@@ -238,8 +238,8 @@ class PartitionHooks:
         return self._computed_again[name]
 
     def realize(self, node: Any, value: Any) -> None:
-        """Have the ``value`` that an FX node was lowered to computed by itself, and not in what reads it, where any of
-        that lies beyond the bounds of an exact region."""
+        """Realize ``value``, the lowered form of an FX node, as a buffer of its own if any reader lies beyond the
+        bounds of an exact region."""
         if not self.decision.exact or node.op != "call_function":
             return
         homes = ([p for _, p in self._homes(each)] for each in (node, *node.users) if each.op == "call_function")
@@ -249,13 +249,13 @@ class PartitionHooks:
                     box.realize()
 
     def _may_match(self, nodes: Iterable[Any]) -> bool:
-        """True if a pattern may replace FX nodes by others: where regions are exact, not across their bounds."""
+        """True if a pattern may replace FX nodes: not across the bounds of exact regions."""
         if not self.decision.exact:
             return True
         return len({placed.turn for node in nodes for _, placed in self._homes(node) if placed.launches}) < 2
 
     def _homes(self, origin: Any) -> list[tuple[str, Placed]]:
-        """Where the decision has an FX node, or what it was made from, each with its name."""
+        """Names and places, in the decision, of an FX node or of the nodes from which it was made."""
         names = (_indexed(origin).name,) if self._lineage.sources(origin) is None else self._sources(origin)
         homes = [(name, self.decision.nodes[name]) for name in names if name in self.decision.nodes]
         return (
@@ -263,7 +263,7 @@ class PartitionHooks:
         )
 
     def _turn(self, snode: Any) -> int | None:
-        """When a scheduled node is to run: with the last of what it computes. None where that does not matter."""
+        """The turn of a scheduled node: the latest turn of its nodes. None if it may run at any time."""
         name = snode.get_name()
         if name not in self._turns:
             homes = [p for part in _scheduled_parts(snode) for o in _origins(part) for _, p in self._homes(o)]
@@ -273,11 +273,11 @@ class PartitionHooks:
         return self._turns[name]
 
     def _unit(self, snode: Any) -> int | None:
-        """The region that a scheduled node is decided into; None for the host."""
+        """The decided region of a scheduled node; None for the host."""
         return None if self.should_partition(snode) else self._region_of.get(self._turn(snode))
 
     def _differences(self, partitions: Sequence[Sequence[Any]], planned: Sequence[int | None]) -> Iterator[str]:
-        """Where the program is not what was decided: regions in several parts, and nodes that run elsewhere."""
+        """Differences of the program from the decision: regions in several parts, and nodes that run elsewhere."""
         seen: set[int] = set()
         strays: dict[str, str] = {}
         for run, region in zip(partitions, planned, strict=True):
@@ -291,7 +291,7 @@ class PartitionHooks:
         yield from strays.values()
 
     def _strays(self, snode: Any, region: int | None) -> Iterator[tuple[str, str]]:
-        """The nodes that a scheduled node computes elsewhere than was decided, each with what is to be said of it."""
+        """Names of the nodes that a scheduled node computes elsewhere than decided, each with a note."""
         why = self.should_partition(snode) or ""
         if not why and snode.get_name() in self._followed:
             why = f"behind {self._followed[snode.get_name()]}"
@@ -307,7 +307,7 @@ class PartitionHooks:
     # -- order -----------------------------------------------------------------------------------------------------
 
     def _predecessors(self, snodes: list[Any]) -> list[list[int]]:
-        """Those that the scheduler knows, and those of effects, which it leaves to the order that it starts from."""
+        """Predecessors by the scheduler's dependences, and by effects, which it leaves to its initial order."""
         maker = {name: i for i, snode in enumerate(snodes) for name in snode.get_buffer_names()}
         needed = ({maker[dep.name] for dep in snode.unmet_dependencies if dep.name in maker} for snode in snodes)
         before = [sorted(makers - {i}) for i, makers in enumerate(needed)]
@@ -324,7 +324,7 @@ class PartitionHooks:
         return before
 
     def _chains(self, snode: Any) -> list[str]:
-        """The orders besides data that a scheduled node is part of. A wait concerns no other process."""
+        """The chains of a scheduled node. A wait for a collective has none: it concerns no other process."""
         found: dict[str, None] = {}
         if _waits_for(snode) is not None:
             return []
@@ -352,9 +352,9 @@ class PartitionHooks:
         verdict = _joined(map(self._judge_origin, launching))
         if isinstance(_kernel(part.node), compat.ExternKernel) or verdict.reason:
             return verdict
-        if all(map(_is_external, origins)):  # a copy that the kernel of its own is given
+        if all(map(_is_external, origins)):  # a copy that is made for an external kernel
             return Verdict()
-        return Verdict(verdict.eager)  # it is part of a kernel that computes more
+        return Verdict(verdict.eager)  # it is part of a larger kernel
 
     def _judge_origin(self, origin: Any) -> Verdict:
         if origin.op in ("placeholder", "get_attr", "output"):
@@ -367,7 +367,7 @@ class PartitionHooks:
         return self._judge_origin(origin.args[0]) if _is_tuple_getitem(origin) else Verdict(UNKNOWN)
 
     def _judge_made(self, origin: Any) -> Verdict:
-        """A node that Inductor made is outside for any reason that what it was made from is outside for, or its own."""
+        """The verdict on a node made by Inductor: outside for the reason of any of its sources, or for its own."""
         sources = [self.decision.nodes[name] for name in self._sources(origin)]
         reasons = [placed.reason for placed in sources if not placed.is_free] if sources else [UNKNOWN]
         inherited = next((reason for reason in reasons if reason is not None), None)
@@ -378,12 +378,12 @@ class PartitionHooks:
         return self._judged[origin.graph].get(origin.name, Verdict(UNKNOWN))
 
     def _is_free(self, origin: Any) -> bool:
-        """True if the decision gives an FX node no place of its own."""
+        """True if an FX node has no place of its own in the decision."""
         homes = self._homes(origin)
         return bool(homes) and all(placed.is_free for _, placed in homes)
 
     def _judge(self, fx_graph: Any) -> Mapping[str, Verdict]:
-        """Verdict of legality on each node of an FX graph, by name."""
+        """The verdict of legality on each node of an FX graph, by name."""
         gm = fx_graph.owning_module or torch.fx.GraphModule(torch.nn.Module(), fx_graph)
         graph = lift(gm, kind="inference")
         self.legality.run(graph, PassContext(self.decision.device))
@@ -394,7 +394,7 @@ class PartitionHooks:
         return found
 
     def _sources(self, origin: Any) -> tuple[str, ...]:
-        """The nodes of the decision that a node was made from; constants launch nothing and decide nothing."""
+        """The decision's nodes from which a node was made, without constants: these launch nothing."""
         found = map(_indexed, self._lineage.sources(origin) or ())
         known = [(node.name, self.decision.nodes.get(node.name)) for node in found]
         return tuple(dict.fromkeys(name for name, placed in known if placed is not None and placed.op != CONSTANT))
@@ -416,7 +416,7 @@ class PartitionHooks:
         )
 
 
-# -- methods of Inductor's that are replaced --------------------------------------------------------------------------
+# -- replaced methods of Inductor ------------------------------------------------------------------------------------
 
 _active: ContextVar[PartitionHooks | None] = ContextVar("partition_hooks", default=None)
 _expecting: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -424,12 +424,12 @@ _known: weakref.WeakKeyDictionary[Any, _Lowered] = weakref.WeakKeyDictionary()
 
 
 def _listener() -> PartitionHooks | None:
-    """The hooks that the scheduler on this thread asks."""
+    """The hooks that are active on this thread; None while a subgraph is lowered."""
     return None if isinstance(compat.inductor_virtualized.graph, compat.SubgraphLowering) else _active.get()
 
 
 Method = Callable[..., Any]
-"""A method of Inductor's, without an instance."""
+"""An unbound method of Inductor."""
 
 
 def _lower(hooks: PartitionHooks, lower: Method, lowering: Any, node: Any) -> Any:
@@ -479,7 +479,7 @@ def _sign(_hooks: PartitionHooks, sign: Method, scheduler: Any, partitions: Any,
 
 def _call(_hooks: PartitionHooks, wrap: Method, scheduler: Any, partition: Any, signature: Any) -> None:
     for whole in {whole for s in partition for b in s.get_outputs() for whole in _wholes(b.node)}:
-        if whole in signature.input_nodes:  # allocated here, if that was not done yet
+        if whole in signature.input_nodes:  # allocated here, unless it is already
             scheduler.current_node = partition[0]
             compat.inductor_virtualized.graph.wrapper_code.codegen_allocation(signature.input_nodes[whole])
     wrap(scheduler, partition, signature)
@@ -520,21 +520,21 @@ def _repeat(hooks: PartitionHooks, write: Method, wrapper: Any, loop: Any, stack
 
 
 def _defined(wrapper: Any, subgraph: Any) -> str:
-    """The name of the function of a subgraph, in the program that is written."""
+    """Write the function of a subgraph into the program. Returns its name."""
     wrapper.add_import_once(f"from pygraph.runtime import control as {MODULE}")
     wrapper.codegen_subgraph_common(subgraph)
     return str(subgraph.graph.name)
 
 
 class Replacement(NamedTuple):
-    """A method of Inductor's that is replaced.
+    """A replaced method of Inductor.
 
     Args:
-        owner: its class
-        method: its name
-        by: called in its place with the hooks, the method itself, and the method's arguments
-        purpose: what becomes of the program
-        inside: subgraphs are written by it as well
+        owner: class of the method
+        method: name of the method
+        by: called instead, with the hooks, the original method, and the method's arguments
+        purpose: effect on the program
+        inside: also replaced for subgraphs; default: false
     """
 
     owner: Any
@@ -567,14 +567,14 @@ REPLACEMENTS = (
 
 @functools.cache
 def _install() -> None:
-    """Replace the methods, once for the process: threads compile side by side."""
+    """Replace the methods, once per process: several threads may compile at the same time."""
     for replaced in REPLACEMENTS:
         original = getattr(replaced.owner, replaced.method)
         setattr(replaced.owner, replaced.method, _answering(original, replaced.by, replaced.inside))
 
 
 def _answering(original: Method, by: Method, inside: bool) -> Method:
-    """The method in whose place ``by`` is called while hooks are active."""
+    """A method that calls ``by`` while hooks are active, and ``original`` otherwise."""
 
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -585,11 +585,11 @@ def _answering(original: Method, by: Method, inside: bool) -> Method:
 
 
 def _share(scheduler: Any, partitions: Sequence[Sequence[Any]], signatures: Sequence[Any]) -> None:
-    """Have partitions take memory as an input that several of them write parts of: the operands of a concatenation lie
-    in its result, which whoever calls them allocates.
+    """Make a buffer whose parts several partitions write an input of these partitions, which their caller allocates.
+    An example is the result of a concatenation, in which the operands lie.
 
-    Inductor (torch 2.13) has a partition return the parts that it wrote, and the one that concatenates allocate the
-    whole once more, so that these parts hold whatever was there.
+    In Inductor (torch 2.13), a partition returns the parts that it wrote, and the partition that concatenates allocates
+    the whole again, so that these parts are uninitialized.
     """
     buffers = scheduler.get_name_to_nodes()
     made = {name: number for number, run in enumerate(partitions) for snode in run for name in snode.outputs_by_name}
@@ -619,7 +619,7 @@ def _reads(scheduler: Any, snode: Any, name: str) -> bool:
 
 
 def _keep_inside(name: str, others: Iterable[Iterable[Any]], signatures: Iterable[Any]) -> None:
-    """Have no partition return a buffer, nor ``others`` take or free it."""
+    """Remove a buffer from the inputs and results of all partitions, and from what ``others`` free."""
     for signature in signatures:
         signature.input_nodes.pop(name, None)
         signature.input_deallocation.pop(name, None)
@@ -629,7 +629,7 @@ def _keep_inside(name: str, others: Iterable[Iterable[Any]], signatures: Iterabl
 
 
 def _wholes(buffer: Any) -> Iterator[str]:
-    """The names of the buffers that ``buffer`` is a part of."""
+    """The names of the buffers of which ``buffer`` is a part."""
     layout = buffer.get_output_spec()
     if isinstance(layout, compat.NonOwningLayout):
         whole = layout.view
@@ -643,9 +643,9 @@ def _expect_sizes(wrapper: Any) -> None:
     """Have the code of a program or of a partition check the sizes of its inputs, as without partitions.
 
     torch 2.13 writes such a check before the first use of an input, from a list that it fills too late for partitions,
-    and not at all for what lies outside of them. An input that Dynamo does not guard (the memory behind views that
-    overlap, one of them written) would then be used with whatever size it has. Where there is no list (2.11), checks
-    come first of all, and are complete.
+    and never for code outside of them. An input that Dynamo does not guard (the memory of overlapping views, one of
+    them written) would then be used with any size. Without such a list (torch 2.11), all checks come first, and are
+    complete.
     """
     if hasattr(wrapper, "_pending_input_asserts") and compat.inductor_config.size_asserts and wrapper not in _expecting:
         _expecting.add(wrapper)
@@ -656,7 +656,7 @@ def _expect_sizes(wrapper: Any) -> None:
 
 
 def _scheduled_parts(snode: Any) -> list[Any]:
-    """The unfused nodes that a scheduled node consists of."""
+    """The unfused nodes of a scheduled node."""
     parts = list(snode.get_nodes())
     if parts == [snode]:
         return parts
@@ -664,9 +664,9 @@ def _scheduled_parts(snode: Any) -> list[Any]:
 
 
 def _order_views(snodes: Sequence[Any]) -> None:
-    """Tell Inductor that what reads or writes memory has to stay behind earlier writes, and what writes it behind
-    earlier reads, by whichever names: where an operator that it does not lower has returned a view, it knows of no
-    order between a write to the one and reads of the others. ``snodes`` are in the order of the program."""
+    """Add dependences for memory that goes by several names: reads and writes follow earlier writes, and writes follow
+    earlier reads. Inductor misses these if an operator that it does not lower returned a view. ``snodes`` are in the
+    order of the program."""
     depends = compat.inductor_virtualized.graph.additional_buffer_deps
     for snode, behind in zip(snodes, _behind_views(snodes), strict=True):
         for step in behind:
@@ -674,7 +674,7 @@ def _order_views(snodes: Sequence[Any]) -> None:
 
 
 def _behind_views(snodes: Sequence[Any]) -> list[list[int]]:
-    """The earlier nodes that each has to stay behind for memory that goes by several names."""
+    """For each node, the earlier nodes that it must follow because of memory that goes by several names."""
     same: dict[str, str] = {}
 
     def memory(name: str) -> str:
@@ -704,7 +704,7 @@ def _behind_views(snodes: Sequence[Any]) -> list[list[int]]:
 
 
 def _memory_allows(before: list[Any], after: list[Any]) -> bool:
-    """True if Inductor's estimate of peak memory after reordering is within ``MEMORY_BUDGET``. False without one."""
+    """True if reordering keeps Inductor's estimate of peak memory within ``MEMORY_BUDGET``; False if there is none."""
     if compat.absent(compat.prepare_planning_info) or compat.absent(compat.estimate_peak_memory):
         return False
     peak, freeable, outputs = _planning(before)
@@ -713,7 +713,7 @@ def _memory_allows(before: list[Any], after: list[Any]) -> bool:
 
 
 def _planning(snodes: list[Any]) -> tuple[int, Any, Any]:
-    """Inductor's estimate of peak memory, inputs that may be let go of, and the names of outputs."""
+    """Inductor's estimate of peak memory in bytes, the inputs that may be freed, and the names of outputs."""
     graph = compat.inductor_virtualized.graph
     scheduler = graph.scheduler
     outputs = type(snodes[0].unmet_dependencies)(graph.get_output_names())
@@ -725,8 +725,8 @@ def _planning(snodes: list[Any]) -> tuple[int, Any, Any]:
 
 
 def _growth(snodes: list[Any], freeable: Any, outputs: Any) -> tuple[list[int], int]:
-    """By how many bytes intermediates grow with each node, and their peak. What a fused node makes for itself alone
-    takes none, whatever Inductor's estimate says."""
+    """Bytes by which intermediates grow with each node, and their peak. Buffers that live only within one fused node
+    count as 0 bytes, unlike in Inductor's estimate."""
     taken, freed = [0] * len(snodes), [0] * len(snodes)
     lives, _, _ = compat.memory_timeline(snodes, freeable, outputs)
     for life in lives:
@@ -743,12 +743,12 @@ def _origins(part: Any) -> list[Any]:
     """The FX nodes that an unfused scheduled node computes, sorted by name.
 
     Inductor's origins of an external kernel are its own FX node and those of operands that were not realized when it
-    was lowered; the buffers realized for it, which are nodes of their own, carry the latter. A buffer that was made on
-    behalf of the kernel itself (a copy into other strides) carries all of them: then nothing is taken away. What takes
-    one of several results of a kernel computes what the kernel does.
+    was lowered; the latter also belong to the buffers realized for it, which are separate nodes, and are removed. If a
+    buffer was made on behalf of the kernel itself (a copy into other strides), it has all origins, and none is removed.
+    A node that takes one of several results of a kernel has the origins of the kernel.
 
-    A buffer that is realized because an external kernel, or a copy to another device, needs it gets the origin of that,
-    too, although what it computes is not in it: at most a copy in other strides, which nothing speaks against.
+    A buffer that is realized for an external kernel, or for a copy to another device, also gets the origin of that
+    operator, although it does not compute it; it computes at most a copy into other strides, which may be captured.
     """
     node = _kernel(part.node)
     found = getattr(node, "origins", None) or ()
@@ -760,7 +760,7 @@ def _origins(part: Any) -> list[Any]:
         operands = {origin for buffer in buffers for origin in getattr(buffer, "origins", None) or ()}
         found = [origin for origin in found if origin not in operands] or found
     listener = _active.get()
-    if listener is not None and listener.decision.exact:  # a view, and so what reads it, has the origins of its base
+    if listener is not None and listener.decision.exact:  # a view, and its reader, has its base's origins
         lowered = _lowered()
         read = (lowered.buffers[o] for o in found if lowered.buffers.get(o, node) is not node)
         elsewhere = frozenset(chain.from_iterable(buffer.origins for buffer in read)) - lowered.external
@@ -769,13 +769,13 @@ def _origins(part: Any) -> list[Any]:
 
 
 def _names(snode: Any) -> str:
-    """Names of a scheduled node's FX nodes, else buffers."""
+    """Names of the FX nodes of a scheduled node, or else of its buffers, for messages."""
     names = {origin.name: None for part in _scheduled_parts(snode) for origin in _origins(part)}
     return ", ".join(names) or ", ".join(snode.get_buffer_names())
 
 
 def _waits_for(snode: Any) -> Any:
-    """The FX node of the collective that a scheduled node waits for, if it does nothing else."""
+    """The FX node of the collective for which a scheduled node waits, if it does nothing else; else None."""
     parts = _scheduled_parts(snode)
     kernel = _kernel(parts[0].node)
     if len(parts) > 1 or not isinstance(kernel, compat.ExternKernel):
@@ -785,7 +785,7 @@ def _waits_for(snode: Any) -> Any:
 
 
 def _kernel(node: Any) -> Any:
-    """The operation that computes ``node``, past any ``MultiOutput``."""
+    """The operation that computes ``node``, which may be a ``MultiOutput`` of it."""
     while isinstance(node, compat.MultiOutput):
         node = node.inputs[0]
     return node
@@ -793,8 +793,8 @@ def _kernel(node: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Lowered:
-    """A graph's ``count`` operations by FX node: those that ``external`` kernels compute, and the ``buffers`` of the
-    values of others, where they lie in any."""
+    """FX nodes of a lowered graph with ``count`` operations: ``external``, those that external kernels compute, and
+    ``buffers``, the buffer of the value of each other node that has one."""
 
     count: int
     external: frozenset[Any]
@@ -810,7 +810,7 @@ def _lowered() -> _Lowered:
         buffers = {}
         for one in graph.operations:
             computed = one.origins - external if isinstance(one, compat.ComputedBuffer) else ()
-            if computed:  # what it is the value of is the last of them
+            if computed:  # it holds the value of the last of them
                 buffers[max(computed, key=lambda node: place.get(node, -1))] = one
         _known[graph] = _Lowered(len(graph.operations), external, buffers)
     return _known[graph]
@@ -822,8 +822,8 @@ def _is_external(origin: Any) -> bool:
 
 
 def _computed(kernel: Any) -> Iterator[Any]:
-    """The FX nodes that an external kernel computes; one that only writes what it is given may not say which. It may be
-    the form of an operator that works in place, on a copy."""
+    """The FX nodes that an external kernel computes. A kernel that only writes its operands may not name its node; then
+    they are found by operator. It may be the in-place form of an operator, called on a copy."""
     yield getattr(kernel, "origin_node", None)
     called = getattr(kernel, "op_overload", None)
     copying = op_name(called).replace("_.", ".") if called is not None else None
@@ -839,7 +839,7 @@ def _is_elsewhere(origin: Any, device: Any) -> bool:
 
 
 def _uncapturable_structure(part: Any, device: str) -> str | None:
-    """Why what Inductor made of a node cannot be captured, whatever it was made from; None when it can."""
+    """Why the kind of Inductor's node cannot be captured, whatever its origins are; None if it can."""
     node = part.node
     if isinstance(node, compat.DeviceCopy):
         return "device-copy"
@@ -856,7 +856,7 @@ def _uncapturable_structure(part: Any, device: str) -> str | None:
 
 
 def _is_of_tensors(node: Any) -> bool:
-    """True if a branch returns tensors alone, or a loop carries these alone, none of which it writes in place."""
+    """True if a branch returns only tensors, or a loop carries only tensors and writes none of them in place."""
     if getattr(node, "unbacked_bindings", None) or not all(
         isinstance(each, compat.MultiOutput) for each in node.outputs
     ):
@@ -875,7 +875,7 @@ def _draws(node: Any) -> bool:
 
 
 def _indexed(node: Any) -> Any:
-    """The node that a getitem takes one result of; any other node itself."""
+    """The node whose result a getitem selects; for any other node, the node itself."""
     return _indexed(node.args[0]) if _is_tuple_getitem(node) and node.args else node
 
 

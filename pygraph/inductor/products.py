@@ -1,11 +1,11 @@
-"""Has each small product with a bias computed by the library that is faster at it: cuBLAS, or cuBLASLt.
+"""Chooses the faster library, cuBLAS or cuBLASLt, for each small product with a bias.
 
     add(bias, mm(x, w))  ◄─►  addmm(bias, x, w)
 
-ATen gives ``mm`` to cuBLAS, and ``addmm`` with a row as its bias to cuBLASLt. Of float32, either may take a kernel ten
-times as slow as the other's: on an H100, (8 × 256) (256 × 256) takes 31 µs and 2.8 µs, (64 × 1024) (1024 × 10) takes
-7.5 µs and 20.8 µs. Inductor decides by what follows alone. Here both are timed, once for a machine and a size. Kernels
-of half precision are the same in both.
+ATen runs ``mm`` in cuBLAS, and ``addmm`` with a row as its bias in cuBLASLt. For float32, either may choose a kernel
+ten times as slow as the other's: on an H100, (8 × 256) (256 × 256) takes 31 µs and 2.8 µs, (64 × 1024) (1024 × 10)
+takes 7.5 µs and 20.8 µs. Inductor decides only by the operators that follow. Here both are timed, once per machine and
+size. In half precision, both have the same kernels.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from pygraph.runtime.identity import machine
 _MM, _ADD, _ADDMM = torch.ops.aten.mm.default, torch.ops.aten.add.Tensor, torch.ops.aten.addmm.default
 
 _LARGEST = 1 << 31
-"""Floating-point operations of a product that is timed: of larger ones, both libraries fill the device."""
+"""Most floating-point operations of a product that is timed: for larger ones, both libraries fill the device."""
 
 _MARGIN = 0.9
-"""The other form is taken if it takes less than this part of the time."""
+"""The other form is chosen if it takes less than this fraction of the time."""
 
 _ROUNDS, _LAUNCHES = 16, 20
 _AGREE = 1.1
-"""The least time counts once another round took at most this much of it: other processes share the device."""
+"""The least time counts once another round took at most this multiple of it: other processes may use the device."""
 _ASLEEP, _LONGEST = 1_000_000, 32_000_000
-"""Cycles (about half a millisecond) that the device sleeps while the host issues a round: at first, and at most."""
+"""Cycles that the device sleeps while the host issues a round: at first (about half a millisecond), and at most."""
 
 
 class Times(NamedTuple):
-    """µs of either form on the device, and of a kernel that adds the bias where nothing else can do it."""
+    """Device time in µs of either form, and of a separate kernel that adds the bias."""
 
     mm: float
     addmm: float
@@ -49,8 +49,8 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """``node`` is what adds ``bias`` to ``x @ w``: an ``addmm``, or an ``add`` of ``product``, a ``mm`` that nothing
-    else uses. In an ``addmm``, ``product`` is the node itself."""
+    """``node`` adds ``bias`` to ``x @ w``: it is an ``addmm``, or an ``add`` whose operand ``product`` is a ``mm`` with
+    no other user. For an ``addmm``, ``product`` is ``node`` itself."""
 
     node: torch.fx.Node
     product: torch.fx.Node
@@ -60,12 +60,12 @@ class _Product:
 
     @property
     def operands(self) -> tuple[torch.Tensor, ...]:
-        """Bias, x and w as they were traced."""
+        """The traced values of bias, x and w."""
         return tuple(node.meta["val"] for node in (self.bias, self.x, self.w))
 
     @property
     def is_fused(self) -> bool:
-        """True if it is an ``addmm``."""
+        """True for an ``addmm``."""
         return self.node is self.product
 
     def prefers(self, times: Times) -> bool:
@@ -80,7 +80,7 @@ class _Product:
         return f"{self.node.name} ({m} × {k}, {k} × {n}) is {'a mm and an add' if self.is_fused else 'an addmm'}"
 
     def exchange(self) -> None:
-        """Put the other form in its place, where the operands are read now: an operator behind that may write them."""
+        """Replace it by the other form, at the place of ``product``: a later operator may write the operands."""
         graph, value = self.node.graph, self.node.meta
         with graph.inserting_before(self.product):
             if self.is_fused:
@@ -96,11 +96,11 @@ class _Product:
 
 
 class Products:
-    """Rewrites the products of graphs after Inductor's own passes; ``notes`` tell what was rewritten. Times are kept
+    """Rewrites the products of graphs after Inductor's own passes; ``notes`` list the rewritten ones. Times are kept
     in ``cache_dir``.
 
-    Nothing is timed where Inductor tunes products itself, or where other processes take part: ranks that compute the
-    same have to round alike.
+    Nothing is timed if Inductor tunes products itself, or if this process is one of several: ranks that compute the
+    same values have to round alike.
     """
 
     def __init__(self, cache_dir: str | None) -> None:
@@ -123,7 +123,7 @@ class Products:
                 product.exchange()
 
     def _times(self, bias: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Times | None:
-        """Times that were kept, or else are measured now; None where nothing can be measured."""
+        """Stored times, or else measured ones; None if nothing can be measured."""
         facts = (torch.__version__, torch.get_float32_matmul_precision(), machine(x.device))
         key = repr((*facts, [(*value.shape, value.stride()) for value in (bias, x, w)]))
         if key not in _known:
@@ -136,7 +136,7 @@ _known: dict[str, Times | None] = {}
 
 
 def _product(node: torch.fx.Node) -> _Product | None:
-    """The product with a bias that ``node`` completes, if it is one of those that are timed."""
+    """The product with a bias whose last node is ``node``, if it is one to time; else None."""
     if node.kwargs or node.target not in (_ADD, _ADDMM):
         return None
     parts: tuple[Any, ...] = (node, *node.args) if node.target is _ADDMM else _split(*node.args)
@@ -154,7 +154,7 @@ def _product(node: torch.fx.Node) -> _Product | None:
 
 
 def _split(one: Any, other: Any) -> tuple[Any, Any, Any, Any]:
-    """A ``mm`` for this sum alone that is one of its operands, the other one, x and w; else nothing."""
+    """The ``mm`` among the operands of a sum, if it has no other user; the other operand, x and w. Else four Nones."""
     for product, bias in ((one, other), (other, one)):
         if isinstance(product, torch.fx.Node) and product.target is _MM and len(product.users) == 1:
             return product, bias, *product.args
@@ -182,13 +182,13 @@ def _measured(path: Path | None, *operands: torch.Tensor) -> Times | None:
 
 
 def _several_ranks() -> bool:
-    """True if this process is one of several, which would not all decide alike."""
+    """True if this process is one of several: they might decide differently."""
     group = torch.distributed
     return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 def measure(bias: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Times:
-    """Time both forms on tensors like these, on the current stream. Raises RuntimeError."""
+    """Time both forms on tensors like these, on the current stream. Raises RuntimeError if they cannot be timed."""
     with compat.without_dispatch_modes(), torch.no_grad(), torch.cuda.device(x.device):
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("the current stream is being captured")
@@ -204,7 +204,7 @@ def measure(bias: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Times:
 
 
 def _least(form: Callable[[], Any]) -> float:
-    """The least time of ``form``, in µs. Raises RuntimeError where rounds do not agree on one."""
+    """The least time of ``form`` in µs. Raises RuntimeError if no two rounds agree on it."""
     form()
     asleep, seen = _ASLEEP, list[float]()
     for _ in range(_ROUNDS):
@@ -219,8 +219,8 @@ def _least(form: Callable[[], Any]) -> float:
 
 
 def _round(form: Callable[[], Any], asleep: int) -> float | None:
-    """µs that the device takes for one launch of several in a row, which wait for it; None if it had to wait for the
-    host, since its sleep was too short."""
+    """Device time in µs per launch, of several launches that are queued while the device sleeps; None if the sleep was
+    too short, so that the device had to wait for the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     compat.cuda_sleep(asleep)
     start.record()

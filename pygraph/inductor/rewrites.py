@@ -1,13 +1,12 @@
 """Rewrites of the FX graph before it is lifted, so that more of it can be captured, or less is computed.
 
-attention     that drops nothing needs no random state: outside of a capture seed and offset may lie on the CPU, inside
-              one never, and an output without a value or a device of its own cannot be replayed
-convolutions  of a training step, forward and backward, agree on one layout: Inductor moves forward ones to
-              channels-last where that pays, and keeps operands of backward ones in the order that was traced. Two
-              graphs agree, since the backward pass is told the strides of the compiled forward pass; in one graph every
-              activation would be written twice
-scalars       on the device are computed once, and not in every element of what reads them
-gradients     that ranks average are sent as soon as they are known, and not when all are
+attention     without dropout needs no random state. Its seed and offset may lie on the CPU outside of a capture, never
+              inside, and an output without a value or a device of its own cannot be replayed
+convolutions  of a training step, forward and backward, get one layout: Inductor moves forward ones to channels-last if
+              that pays, and keeps operands of backward ones in their traced order. Two graphs agree, since the backward
+              pass receives the strides of the compiled forward pass; one graph would write every activation twice
+scalars       on the device are computed once, and not again for every element of their readers
+gradients     that ranks average are sent as soon as they are known, and not only when all are
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from pygraph.program.recording import WAIT, is_functional_collective
 
 
 def _finish(gm: torch.fx.GraphModule, made: Sequence[FxNode] = ()) -> None:
-    """Recompute the values of what was ``made``, and of what follows from it; then the code."""
+    """Recompute the values of nodes that were ``made``, and of nodes that depend on them; then the code."""
     refresh_values(gm.graph, made)
     gm.graph.lint()
     gm.recompile()
 
 
 def _tensor(node: Any) -> Any:
-    """The tensor that a node stands for, or None."""
+    """The traced tensor of a node, or None."""
     value = node.meta.get("val") if isinstance(node, FxNode) else None
     return value if isinstance(value, torch.Tensor) else None
 
@@ -47,11 +46,11 @@ _STATES = {
     "_scaled_dot_product_efficient_attention": (2, 3),
     "_scaled_dot_product_cudnn_attention": (6, 7),
 }
-"""Attention operators ▸ which of their results are random state."""
+"""Attention operators ▸ indices of their results that are random state."""
 
 
 def _idle_states(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Which results of a call are random state that nobody sets or reads: attention that drops nothing has some."""
+    """Indices of results that are unused random state, as in attention without dropout; else empty."""
     schema: Any = getattr(target, "_schema", None)
     states = _STATES.get("" if schema is None else str(schema.name).removeprefix("aten::"), ())
     given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs} if states else {}
@@ -59,13 +58,13 @@ def _idle_states(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
-    """Have attention without dropout, in the FX graph of ``gm``, called as it is where it is given a generator.
+    """Call attention without dropout directly, in the FX graph of ``gm``, where it is wrapped with a generator.
 
     before:  graphsafe_run_with_rng_state(attention, q, k, v, …, dropout_p=0.0, rng_state=generator)
     after:   attention(q, k, v, …, dropout_p=0.0)
 
-    Checkpointing wraps every operator that may draw, so that it draws the same numbers when it is computed again. This
-    one draws none: no generator is read or advanced either way. Returns a note if anything was replaced.
+    Checkpointing wraps every operator that may draw, so that recomputation draws the same numbers. Attention without
+    dropout draws none: no generator is read or advanced either way. Returns a note if anything was replaced.
     """
     made: list[FxNode] = []
     for node in list(gm.graph.nodes):
@@ -76,7 +75,7 @@ def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
         if _idle_states(target, args, kwargs):
             with gm.graph.inserting_before(node):
                 made.append(gm.graph.call_function(target, args, kwargs))
-            # AOTAutograd says nothing of wrappers in a forward graph.
+            # AOTAutograd leaves wrappers in a forward graph without ``meta``.
             made[-1].meta = dict(node.meta or next((user.meta for user in node.users), {}))
             node.replace_all_uses_with(made[-1])
             gm.graph.erase_node(node)
@@ -87,7 +86,7 @@ def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
 
 
 def inputs_in_use(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """The fake ``inputs`` of ``gm``, with None for generators that no operator takes: Inductor refuses those."""
+    """The fake ``inputs`` of ``gm``, with None for generators without users, which Inductor refuses."""
     pairs = zip(inputs, gm.graph.find_nodes(op="placeholder"), strict=True)
     return [each if node.users or not isinstance(each, torch.Generator) else None for each, node in pairs]
 
@@ -127,13 +126,13 @@ _BACKWARD = torch.ops.aten.convolution_backward.default
 _OPERANDS = {_FORWARD: (0, 1), _BACKWARD: (0, 1, 2)}
 _CLONE = torch.ops.aten.clone.default
 _LOGICAL, _BY_STRIDES = ("aten", "prims"), "as_strided"
-"""Namespaces of operators whose results do not depend on the strides of their operands, and those of them that do."""
+"""Namespaces whose operators do not depend on the strides of their operands; and the exceptions among these."""
 
 
 def align_convolutions(gm: torch.fx.GraphModule) -> bool | None:
-    """True if convolutions of a graph that holds its own backward pass shall be channels-last, as Inductor decides it
-    for training; their operands are then cloned to that layout. None, and nothing is changed, for other graphs, and
-    where operators depend on strides, or results share memory or are no plain tensors."""
+    """True if the convolutions of a graph with its own backward pass are to be channels-last, as Inductor decides for
+    training; their operands are then cloned to that layout. False if not. None, without changes, for other graphs, and
+    if operators depend on strides, or results share memory or are not contiguous."""
     nodes: list[Any] = list(gm.graph.nodes)
     convolutions = [node for node in nodes if node.target in _OPERANDS]
     if len({node.target for node in convolutions}) < len(_OPERANDS):
@@ -188,14 +187,14 @@ _COMPUTED_IN_FLOAT = (torch.float, torch.half, torch.bfloat16)
 
 
 def compute_scalars_once(gm: torch.fx.GraphModule) -> None:
-    """Convert each 0-dimensional double that a foreach operator makes, and another combines with larger tensors, to
-    float32. These operators compute in that type themselves: results stay the same.
+    """Convert to float32 each 0-dimensional double that a foreach operator makes and another one combines with larger
+    tensors. The latter compute in float32 themselves, so that results do not change.
 
     before:  _foreach_pow(beta, [step, …]) ─► _foreach_mul([weight, …], [number, …])
     after:   _foreach_pow(beta, [step, …]) ─► convert, … ─► _foreach_mul([weight, …], [number, …])
 
     Inductor fuses a foreach operator into the next, so that each element of a weight would compute its own power, in
-    double precision. The conversion ends the chain: numbers get a kernel of their own, which computes all at once.
+    double precision. The conversion ends the chain: a separate kernel computes all numbers at once.
     """
     made: dict[FxNode, FxNode] = {}
     for node, place in _scaled_lists(gm):
@@ -210,8 +209,8 @@ def compute_scalars_once(gm: torch.fx.GraphModule) -> None:
 
 
 def _scaled_lists(gm: torch.fx.GraphModule) -> Iterator[tuple[Any, int]]:
-    """The foreach operators on larger tensors that are computed in float, with each list that they combine these with:
-    the places of its arguments."""
+    """The foreach operators that compute larger tensors in float, each with the position of an argument that is another
+    list of the same length."""
     for node in list(gm.graph.nodes):
         given = node.args[0] if _is_foreach(node) else None
         larger = list(map(_tensor, given)) if isinstance(given, (list, tuple)) else []
@@ -235,28 +234,28 @@ def _is_foreach(node: Any) -> bool:
 # -- gradients of several ranks ----------------------------------------------------------------------------------------
 
 SENT_EARLY = "pygraph_sent_early"
-"""The key in an FX node's ``meta`` of a collective that was moved ahead."""
+"""Key in the ``meta`` of an FX node: the node is a collective that was moved ahead."""
 
 _ALL_REDUCE = "_c10d_functional.all_reduce.default"
 _PACKS = frozenset(
     f"aten.{name}" for name in ("cat.default", "clone.default", "mul.Tensor", "reshape.default", "view.default")
 )
-"""Operators that scale gradients and lay them side by side."""
+"""Operators that scale gradients and pack them side by side."""
 
 _ROWS = frozenset(f"aten.{name}.default" for name in ("cat", "reshape", "view"))
-"""Those that end with one row."""
+"""Operators that end the packing, with a one-dimensional result."""
 
 
 def send_early(gm: torch.fx.GraphModule) -> None:
-    """Move each all-reduce of packed tensors, and what packs these, to where they are known. Collectives keep their
-    order. What waits for them stays, so that the rest of a backward pass runs beside them.
+    """Move each all-reduce of packed tensors, and the nodes that pack them, right behind the last operand. Collectives
+    keep their order. Waits stay in place, so that the rest of a backward pass runs concurrently.
 
     before:  backward of layer 2 ─► backward of layer 1 ─► all_reduce(2) ─► all_reduce(1) ─► wait, …
     after:   backward of layer 2 ─► all_reduce(2) ─► backward of layer 1 ─► all_reduce(1) ─► wait, …
     """
     order = {node: number for number, node in enumerate(gm.graph.nodes)}
-    ends: dict[int, FxNode] = {}  # the last of those that were moved to behind a node, by its number
-    latest: list[FxNode] = []  # the collective before
+    ends: dict[int, FxNode] = {}  # the last node that was moved behind a node, by the number of the latter
+    latest: list[FxNode] = []  # the previous collective
     for node in sorted(order, key=order.__getitem__):
         if not is_functional_collective(str(node.target)) or str(node.target).startswith(WAIT):
             continue
@@ -274,13 +273,13 @@ def send_early(gm: torch.fx.GraphModule) -> None:
 
 
 def _is_packed(node: FxNode) -> bool:
-    """True if ``node`` is a row of what other tensors hold."""
+    """True if ``node`` packs other tensors into one dimension."""
     value = _tensor(node)
     return str(node.target) in _ROWS and value is not None and value.dim() == 1
 
 
 def _packing(node: FxNode) -> list[FxNode]:
-    """The nodes that do nothing but prepare the operands of ``node``, in order."""
+    """The nodes that only prepare the operands of ``node``, in order."""
     found = {node: None}
     waiting = [node]
     while waiting:

@@ -1,8 +1,8 @@
 """The operator that placement uses to bring CPU values to the device: ``pygraph::upload``, several tensors at once.
 
-Importing this module registers it. It stays outside of captured regions, since the host reads the sources each call.
-It is defined without ``torch.library.custom_op``, whose checks and autograd take 23 µs a call (of 33, for one number on
-a CPU): its results share nothing with its sources, and below AOTAutograd nothing is differentiated any more.
+Importing this module registers it. It stays outside of captured regions, since the host reads the sources at each call.
+It is defined without ``torch.library.custom_op``, whose checks and autograd take 23 of 33 µs per call for one number on
+a CPU: its results share no memory with its sources, and nothing is differentiated below AOTAutograd.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STAGED_BYTES = 64 * 1024
 """Tensors up to this size, in bytes, go through pinned memory, so that the host does not wait for the device."""
 
 FEW = 8
-"""Up to so many small tensors are copied one by one; more share one copy, which costs the host more for each."""
+"""Up to this number, small tensors are copied one by one; more share one copy, at a higher host cost per tensor."""
 
 _ALIGNMENT = 16
 
@@ -33,8 +33,8 @@ _LIBRARY.define(
 def upload(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """A copy of each of ``xs`` on ``device``, with its layout and a storage of its own.
 
-    In a capture of the caller's, numbers become part of it; for a tensor of any dimension it raises RuntimeError, as an
-    uncompiled copy does.
+    In a CUDA graph capture of the caller, numbers become constants of the graph; a tensor with dimensions raises
+    RuntimeError, as an uncompiled copy does.
     """
     on_gpu = device.type == "cuda"
     if on_gpu and torch.cuda.is_current_stream_capturing():
@@ -53,25 +53,25 @@ def upload(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tenso
 
 @functools.cache
 def make_compilable() -> None:
-    """Let AOTAutograd and Inductor meet the operator. What runs it does without: torch looks for the source of a fake
-    implementation in every module that is loaded."""
+    """Register the operator's fake implementation and fallback, for AOTAutograd and Inductor. Programs run without:
+    registration is slow, since torch searches every loaded module for the source of a fake implementation."""
     torch.library.register_fake(
         "pygraph::upload", lambda xs, device: [torch.empty_like(x, device=device) for x in xs], lib=_LIBRARY
     )
-    if not compat.absent(compat.make_fallback):  # else Inductor does it when it meets the operator, where it may
+    if not compat.absent(compat.make_fallback):  # else Inductor makes one when it meets the operator, if it may
         compat.make_fallback(torch.ops.pygraph.upload.default)
 
 
 def _captured(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """By a kernel that holds the number: replays of the caller's graph have no other one, as where an operator takes a
-    CPU tensor of no dimensions itself. (Pinned memory of ours would be somebody else's by then.)"""
+    """Copy ``x`` by a kernel that holds the number, which replays of the caller's graph repeat, as for an operator that
+    takes a 0-dimensional CPU tensor. (By then, pinned memory of ours would be reused.)"""
     result = torch.empty_like(x, device=device)
     return result.copy_(x) if x.dim() else result.fill_(x.item())
 
 
 def _copy(x: torch.Tensor, device: torch.device, *, pinned: bool) -> torch.Tensor:
-    """Copied from pageable memory, the host waits for all that the stream was given before; pinned memory is ours, and
-    torch does not hand it out again before the copy is done. The caller may write to ``x`` right away in either case.
+    """Copy ``x`` to ``device``. From pageable memory, the host waits for all earlier work of the stream; torch does not
+    reuse our pinned memory before the copy is done. In either case, the caller may write to ``x`` right away.
     """
     if not pinned:
         return torch.empty_like(x, device=device).copy_(x)
@@ -79,7 +79,7 @@ def _copy(x: torch.Tensor, device: torch.device, *, pinned: bool) -> torch.Tenso
 
 
 def _copy_staged(results: list[torch.Tensor], xs: list[torch.Tensor], device: torch.device) -> None:
-    """Through one pinned buffer: one copy to the device, one fused copy to the results' own memory."""
+    """Copy through one pinned buffer: one copy to the device, and one fused copy to the results' own memory."""
     starts, total = [], 0
     for x in xs:
         starts.append(total)

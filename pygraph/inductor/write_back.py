@@ -1,6 +1,6 @@
-"""Writes what passes changed in the IR back into the FX graph that it was lifted from: operands, new nodes, order.
+"""Writes changes of the IR by passes back into the FX graph from which it was lifted: operands, new nodes, order.
 
-Nodes are matched by name, inputs by that of their placeholder. A graph that no pass changed is left exactly as it is.
+Nodes are matched by name, inputs by the name of their placeholder. A graph that no pass changed is left as it is.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LIFT = torch.ops.aten.lift_fresh_copy.default
 
 
 def fingerprint(graph: Graph) -> dict[str, str]:
-    """The computation of each node, by name, as text, and ``"return"`` for what the graph returns: taken before
-    passes run, compared afterwards."""
+    """The computation of each node as text, by name, and the results of the graph under ``"return"``: taken before
+    passes run, and compared afterwards."""
     rows = {node.name: _operands(node) for node in graph.nodes}
     return {**rows, "return": repr(graph.outputs)}
 
@@ -41,9 +41,9 @@ def _operands(node: KernelNode) -> str:
 
 
 def write_back(gm: torch.fx.GraphModule, graph: Graph, lifted: Mapping[str, str]) -> list[str]:
-    """Make the FX graph of ``gm`` say what ``graph`` says; ``lifted`` is its fingerprint from before the passes.
+    """Update the FX graph of ``gm`` to ``graph``, whose fingerprint before the passes is ``lifted``.
 
-    Returns notes on what was changed. Raises FrontendError for an operator or literal that torch has nothing for.
+    Returns notes on the changes. Raises FrontendError for an operator or literal that torch does not have.
     """
     make_compilable()
     writer = _Writer(gm, graph, lifted)
@@ -85,10 +85,10 @@ class _Writer:
         return notes + [f"{count} operators were {verb} by passes" for verb, count in counts if count]
 
     def _write_order(self) -> list[str]:
-        """Put kept nodes in the IR's order, each followed by the nodes that take its results apart.
+        """Put kept nodes in the IR's order, each followed by the getitem nodes of its results.
 
-        Writes of inputs that end the program still end it. Inductor relies on that: it computes in an input what is
-        copied there, and has other nodes read it from there.
+        Writes of inputs at the end of the program stay there. Inductor relies on that: it computes a value that is
+        copied to an input directly in that input, where other nodes read it.
         """
         found = (self.by_name.get(node.name) for node in self.graph.nodes)
         kept = [node for node in found if node is not None and node.op == "call_function"]
@@ -137,7 +137,7 @@ class _Writer:
         return len(gone)
 
     def _check_results(self, refreshed: Collection[FxNode]) -> None:
-        """Raise VerifyError where the IR has another type for a result than torch computed for it."""
+        """Raise VerifyError if the IR's type of a result is not the type that torch computed."""
         types = TypeReader()
         for node in self.graph.nodes:
             fx_node = self.by_name[node.name]
@@ -153,7 +153,7 @@ class _Writer:
                 raise VerifyError(reason, rule="results", stage=self.graph.stage.value, node=node.name)
 
     def _agree(self, found: Type, noted: Type) -> bool:
-        """True if two types are of one dtype, device and shape, as far as example sizes tell; layouts may differ."""
+        """True if two types have one dtype, device and shape, as far as example sizes tell; layouts may differ."""
         if not isinstance(found, TensorType) or not isinstance(noted, TensorType):
             return type(found) is type(noted)
         if (found.dtype, found.device, len(found.shape)) != (noted.dtype, noted.device, len(noted.shape)):
@@ -173,7 +173,7 @@ class _Writer:
         node = self.by_name[value.producer.name]
         if node.name in self.lifted:
             path = result_paths(node)[value.index]
-        else:  # a new node's results come in a list, unless there is one
+        else:  # several results of a new node come in a list
             schema = getattr(node.target, "_schema", None)
             types = [result.type for result in schema.returns] if schema is not None else []
             single = len(types) == 1 and not isinstance(types[0], torch.ListType)
@@ -195,21 +195,21 @@ class _Writer:
 
 
 def takes_constants(target: Any) -> bool:
-    """True if Inductor compiles a call of ``target`` on a constant of the module: any other takes a copy of it."""
+    """True if Inductor compiles calls of ``target`` on a constant of the module; other operators need a copy of it."""
     return target in (_LIFT, _MOVE, torch.ops.aten.lift_fresh.default)
 
 
 def lifted_constant(gm: torch.fx.GraphModule, target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The call of ``target`` on ``args``, as Inductor accepts it: a constant of ``gm`` is moved here, and lifted."""
+    """The call of ``target`` on ``args``, as Inductor accepts it: a move of a constant of ``gm`` is done now."""
     if target is _MOVE and isinstance(args[0], FxNode) and args[0].op == "get_attr":
         return _LIFT, (_moved_constant(gm, args[0], args[1]),)
     return target, args
 
 
 def _moved_constant(gm: torch.fx.GraphModule, constant: FxNode, device: torch.device) -> FxNode:
-    """A node for what ``constant`` (a ``get_attr``) holds, as a constant of ``gm`` on ``device``.
+    """A node for the tensor of ``constant`` (a ``get_attr``), as a constant of ``gm`` on ``device``.
 
-    It stands behind ``constant``, and is made once for each device.
+    It is placed right after ``constant``, and is made once per device.
     """
     name = f"{constant.target}_on_{device.type}_{device.index or 0}".replace(".", "_")
     nodes: list[FxNode] = list(gm.graph.nodes)
@@ -218,7 +218,7 @@ def _moved_constant(gm: torch.fx.GraphModule, constant: FxNode, device: torch.de
             return node
     value: torch.Tensor = getattr(gm, str(constant.target))
     mode = compat.detect_fake_mode([node.meta.get("val") for node in nodes])
-    with compat.without_dispatch_modes():  # AOTAutograd compiles under its fake mode, and this has to be real memory
+    with compat.without_dispatch_modes():  # AOTAutograd compiles under its fake mode, and this needs real memory
         moved = value.detach().to(device)
     gm.register_buffer(name, moved)
     with gm.graph.inserting_after(constant):
@@ -234,7 +234,7 @@ def _writes_input(node: FxNode) -> bool:
 
 
 def refresh_values(graph: FxGraph, changed: Sequence[FxNode]) -> Collection[FxNode]:
-    """Recompute ``meta["val"]`` of the ``changed`` nodes and of all that follows from them, which are returned."""
+    """Recompute ``meta["val"]`` of the ``changed`` nodes and of nodes that depend on them. Returns all of these."""
     if not changed:
         return ()
     mode = compat.detect_fake_mode([node.meta.get("val") for node in graph.nodes])

@@ -1,8 +1,8 @@
 """Stand-ins that Dynamo sees, while it traces a training step, for optimizers, loss scalers and schedulers.
 
-A stand-in shares the ``__dict__`` of its object and has another class: what Dynamo refuses, or cannot keep in one
-graph, is written here, and the rest is the object's own code. So an update's arithmetic is that of ``torch.optim``.
-Functions whose name begins with ``_traced`` are run by Dynamo; elsewhere they hand over to the object.
+A stand-in shares the ``__dict__`` of its object and has another class. Code that Dynamo refuses, or cannot keep in one
+graph, is replaced here; the rest is the object's own. So the arithmetic of an update is that of ``torch.optim``.
+Dynamo runs functions whose name begins with ``_traced``; elsewhere they hand over to the object.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ _TENSOR_BETAS = (torch.optim.Adam, torch.optim.AdamW)
 """Optimizers whose ``step`` takes its betas as tensors."""
 
 _FORMS = {"capturable": True, "foreach": True, "fused": False}
-"""How every group is updated in a graph: with step counters on the device, in the form that Inductor fuses."""
+"""Options of every group's update in a graph: step counters on the device, in the form that Inductor fuses."""
 
 
 _CONFIG = {"skip_nnmodule_hook_guards": False, "suppress_errors": True, "trace_autograd_ops": True}
-"""How a training step is traced: with autograd inside, and again when a module has got hooks. What Dynamo or a compiler
-fails at runs as it is; with ``fullgraph`` that raises."""
+"""Configuration of Dynamo for a training step: autograd is traced, and a module that gets hooks causes another trace.
+Code at which Dynamo or a compiler fails runs uncompiled; with ``fullgraph``, the failure raises."""
 
 _NUMBERS = ("step", "mu_product", "mu", "eta")
-"""Entries of an optimizer's state that are single numbers: of float32, unless that is not the default dtype."""
+"""Entries of an optimizer's state that are single numbers: float32, unless the default dtype is another one."""
 
 _SCHEDULED = ("lr", "momentum", "betas")
 """Entries of a group that schedulers change."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""The attributes with the hooks of a leaf; None before the first."""
+"""Attributes with the hooks of a leaf; None before the first hook."""
 
 
 class Used:
-    """An object that a program was traced with, and what a TrainStep does for it around each call.
+    """An object that a program was traced with, and the work of a TrainStep for it around each call.
 
-    ``path``: the attributes that lead from the object to its stand-in. Guards follow them.
+    ``path``: attributes that lead from the object to its stand-in. Guards follow them.
     """
 
     def __init__(self, value: Any, path: tuple[str, ...] = ("_pygraph",)) -> None:
@@ -76,20 +76,20 @@ class Used:
         self.path = path
 
     def before(self) -> None:
-        """Bring what the program reads up to date. What it could not know is withdrawn: the step is traced again."""
+        """Update the values that the program reads, or withdraw the stand-in: then the step is traced again."""
 
     def after(self) -> None:
-        """Do what the program has left for the end."""
+        """Do the work that the program has postponed to the end of the call."""
 
 
-# -- how Dynamo gets to see stand-ins ----------------------------------------------------------------------------------
+# -- substitution of stand-ins -----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(slots=True)
 class _Call:
-    """A call of a step. ``trace`` is the latest that Dynamo has begun in it, and ``codes`` those that all of them began
-    in; ``config`` is set from the first on, and ``earlier`` are compilations before that. Codes in ``given_up`` have
-    been compiled too often."""
+    """A call of a step. ``trace``: Dynamo's latest trace in the call. ``codes``: the code objects in which its traces
+    began. ``config``: the patched configuration, from the first trace on. ``earlier``: compilations before the first
+    trace. ``given_up``: code objects that have been compiled too often."""
 
     used: list[Used]
     left: set[str]
@@ -102,12 +102,12 @@ class _Call:
 
     @property
     def traced(self) -> bool:
-        """True if Dynamo has traced."""
+        """True if Dynamo has traced in this call."""
         return self.trace is not None
 
     @property
     def whole(self) -> bool:
-        """True if that was all of the step, in one go."""
+        """True if one trace covered the whole step."""
         return not self.left and len(self.codes) == 1
 
 
@@ -116,8 +116,8 @@ _calls = threading.local()
 
 @contextlib.contextmanager
 def collected(used: list[Used], left: set[str], *, fullgraph: bool) -> Iterator[_Call]:
-    """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why.
-    ``fullgraph``: it traces all, or raises."""
+    """Context in which objects that Dynamo traces on this thread are added to ``used``, and the reasons for code that
+    it cannot trace to ``left``. ``fullgraph``: Dynamo traces the whole step, or raises."""
     outer = getattr(_calls, "latest", None)
     _calls.latest = call = _Call(used, left, fullgraph=fullgraph)
     try:
@@ -130,7 +130,7 @@ def collected(used: list[Used], left: set[str], *, fullgraph: bool) -> Iterator[
 
 
 def _failures(earlier: Sequence[Any]) -> Iterator[str]:
-    """Failures of Dynamo since, with the user's line."""
+    """Notes on Dynamo's failures since the compilations ``earlier``, with the user's line."""
     known = {id(each) for each in earlier}
     for each in compat.compilations():
         if id(each) not in known and each.fail_type is not None:
@@ -142,7 +142,7 @@ def _failures(earlier: Sequence[Any]) -> Iterator[str]:
 
 @functools.cache
 def install() -> None:
-    """Have Dynamo see stand-ins while it traces a training step. Does so once."""
+    """Have Dynamo see stand-ins while it traces a training step. Has an effect once."""
     compat.substitute_variables(_substitute)
     compat.mend_gradients()
     compat.mend_loop_order()
@@ -155,7 +155,7 @@ def install() -> None:
 
 
 def _gives_up(code: types.CodeType) -> bool:
-    """True in a call of a step, which is told of ``code``."""
+    """True in a call of a step, which then records ``code``."""
     call: _Call | None = getattr(_calls, "latest", None)
     if call is not None:
         call.given_up.append(code)
@@ -163,7 +163,7 @@ def _gives_up(code: types.CodeType) -> bool:
 
 
 def _substitute(trace: object, value: Any) -> compat.Substitution | None:
-    """The object that Dynamo is to see in place of ``value``, if any; and what it has to watch of a parameter."""
+    """The object that Dynamo sees in place of ``value``, or attributes of a parameter to guard on; else None."""
     call: _Call | None = getattr(_calls, "latest", None)
     if call is None:
         return None
@@ -193,7 +193,7 @@ def _substitute(trace: object, value: Any) -> compat.Substitution | None:
         why = _unaveraged(value)
         if (
             not why and not call.fullgraph
-        ):  # a graph that ends early on one rank would send what the others do not wait for
+        ):  # a graph that ends early on one rank would send data for which the others do not wait
             why = "all ranks have to trace all of the step, which fullgraph=True makes sure of"
         if why:
             call.left.add(f"DistributedDataParallel runs outside of the graph: {why}")
@@ -212,8 +212,8 @@ def _substitute(trace: object, value: Any) -> compat.Substitution | None:
 
 
 def _watched(tensor: torch.Tensor, left: set[str]) -> compat.Substitution | None:
-    """Hooks of a leaf run in the autograd engine alone, and what was computed before a trace is known to it alone: with
-    one of these, autograd is left to the engine."""
+    """Attributes of ``tensor`` to guard on, if any. If it is a leaf with hooks, or was computed before the trace, the
+    backward pass of this trace is left to the autograd engine: only it runs such hooks and knows the history."""
     if not tensor.requires_grad:
         return None
     if not tensor.is_leaf:
@@ -228,13 +228,13 @@ def _watched(tensor: torch.Tensor, left: set[str]) -> compat.Substitution | None
 
 
 def _stand_in(value: Any, **own: Any) -> Any:
-    """An object with the attributes of ``value``, and its functions but for those in ``own``."""
+    """An object with the attributes and functions of ``value``; functions in ``own`` replace its own."""
     names: dict[str, Any] = {}
     for base in reversed(type(value).__mro__[:-1]):
         names.update({name: function for name, function in vars(base).items() if inspect.isroutine(function)})
     for name in ("__init__", "__getstate__", "__setstate__", "__repr__"):
         names.pop(name, None)
-    names["__reduce__"] = lambda _self: (type(None), ())  # nothing of it is in a copy of the object
+    names["__reduce__"] = lambda _self: (type(None), ())  # a copy of the object has no stand-in
     names["_pygraph_real"] = staticmethod(weakref.ref(value))
     names["_pygraph_class"] = type(value)
     made: Any = object.__new__(type(f"Traced{type(value).__name__}", (), {**names, **own}))
@@ -244,13 +244,13 @@ def _stand_in(value: Any, **own: Any) -> Any:
 
 
 def _method(function: Callable[..., Any]) -> property:
-    """``function`` as a method that an attribute of the object does not hide: schedulers set ``optimizer.step``."""
+    """``function`` as a method that attributes of the object do not hide: schedulers set ``optimizer.step``."""
     return property(lambda self: functools.partial(function, self))
 
 
 @compat.disable_dynamo  # type: ignore[untyped-decorator]
 def _hand_over(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Outside of any graph: call, or read, ``name`` of the object itself, once all that was put off is done."""
+    """Outside of any graph, do all postponed work, then call or read ``name`` of the object itself."""
     call: _Call | None = getattr(_calls, "latest", None)
     for one in call.used if call else ():
         one.after()
@@ -280,7 +280,7 @@ def _untraceable(optimizer: Optimizer) -> str:
         (p.data_ptr(), p.data_ptr() + extent(p)) for group in optimizer.param_groups for p in group["params"]
     )
     if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
-        return "parameters share memory"  # one is updated after the other, in a graph from what both were
+        return "parameters share memory"  # updates see earlier ones only outside of a graph
     return ""
 
 
@@ -297,9 +297,9 @@ class _UsedOptimizer(Used):
     """An optimizer whose ``step`` is part of a program.
 
     ``_pygraph_rates`` of the stand-in holds, for each group, the numbers that schedulers change: one float64 tensor of
-    the learning rate, followed by the betas where those can be tensors; None where the learning rate is the user's own
-    tensor. They are written when the numbers are others than those in ``_pygraph_numbers``. All of this is the
-    optimizer's: several steps may use it.
+    the learning rate, followed by the betas if these can be tensors; None if the learning rate is the user's own
+    tensor. The tensors are written when the numbers differ from ``_pygraph_numbers``. All of this belongs to the
+    optimizer: several steps may use it.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -309,7 +309,7 @@ class _UsedOptimizer(Used):
             step=_method(_traced_step),
             zero_grad=_method(_traced_zero_grad),
             _pygraph_init_group=staticmethod(compat.innermost_fn(type(optimizer)._init_group)),  # type: ignore[attr-defined]
-            _pygraph_names=("params", *sorted(optimizer.defaults.keys() - {"lr", "betas"})),  # whatever their order is
+            _pygraph_names=("params", *sorted(optimizer.defaults.keys() - {"lr", "betas"})),  # in a fixed order
             _pygraph_update=staticmethod(inspect.unwrap(type(optimizer).step)),
         )
         self._stand_in._pygraph_rates = []
@@ -352,8 +352,8 @@ class _UsedOptimizer(Used):
 
 
 def _list_states(optimizer: Optimizer) -> None:
-    """List each group's entries of ``optimizer.state``, if they are others than before: a guard on a dictionary whose
-    keys are tensors takes time, and so does each look-up in it."""
+    """List each group's entries of ``optimizer.state`` again if they have changed. Dynamo reads these lists: guards on
+    a dictionary with tensors as keys, and look-ups in it, are slow."""
     groups, own = optimizer.param_groups, vars(optimizer)
     entries = [list(map(id, each)) for each in (optimizer.state.values(), *(group["params"] for group in groups))]
     if entries != own["_pygraph_entries"]:
@@ -376,7 +376,7 @@ def _preparing(of: Optimizer) -> Callable[[Sequence[Sequence[bool]]], bool]:
 
 
 def _numbers(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, ...] | None:
-    """The numbers of ``group`` that a scheduler may change; None where the learning rate is a tensor."""
+    """The numbers of ``group`` that a scheduler may change; None if the learning rate is a tensor."""
     if isinstance(group["lr"], torch.Tensor):
         return None
     if type(optimizer) in _TENSOR_BETAS and not any(isinstance(beta, torch.Tensor) for beta in group["betas"]):
@@ -385,14 +385,14 @@ def _numbers(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, ...] |
 
 
 def _rates(group: dict[str, Any], numbers: tuple[float, ...]) -> torch.Tensor:
-    # one dimension: Dynamo takes a float64 of none for a number, and reads it
+    # one-dimensional: Dynamo would take a 0-dimensional float64 tensor for a number, and read it
     device = group["params"][0].device if group["params"] else None
     return torch.tensor(numbers, dtype=torch.float64, device=device)
 
 
 def _prepare(optimizer: Optimizer, updated: Sequence[Sequence[bool]]) -> None:
-    """While a step is traced, make the state that an update would make first for the parameters in ``updated``, so that
-    the second step does not differ from the first. In each group, whether each parameter is updated."""
+    """During a trace, create the optimizer state that a first update would create, so that the second step does not
+    differ from the first. ``updated``: for each group, a flag per parameter: true if it is updated."""
     _counters_to_device(optimizer)
     for group, flags in zip(optimizer.param_groups, updated, strict=True):
         new = [p for p, flag in zip(group["params"], flags, strict=True) if flag and not optimizer.state.get(p)]
@@ -403,13 +403,13 @@ def _prepare(optimizer: Optimizer, updated: Sequence[Sequence[bool]]) -> None:
         if group.get("momentum") and isinstance(optimizer, torch.optim.SGD) and not group["dampening"]:
             for p, flag in zip(group["params"], flags, strict=True):
                 entry = optimizer.state[p]
-                if flag and entry.get("momentum_buffer") is None:  # the first is the gradient, which zeros lead to
+                if flag and entry.get("momentum_buffer") is None:  # the first is the gradient, as from zeros
                     entry["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
 
 @contextlib.contextmanager
 def _gradients(params: Sequence[torch.Tensor], some: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within it, ``some`` of ``params`` have a gradient, of any value, and the others have none."""
+    """Context in which ``some`` of ``params`` have a gradient, of any value, and the others have none."""
     kept = [p.grad for p in params]
     try:
         for p in params:
@@ -423,7 +423,7 @@ def _gradients(params: Sequence[torch.Tensor], some: Sequence[torch.Tensor]) -> 
 
 
 def _counters_to_device(optimizer: Optimizer) -> None:
-    """Step counters on the CPU cannot be part of a program on the GPU."""
+    """Move step counters to their parameters' devices: a program on the GPU cannot contain counters on the CPU."""
     for p, state in optimizer.state.items():
         step = state.get("step") if isinstance(p, torch.Tensor) else None
         if isinstance(step, torch.Tensor) and step.device != p.device:
@@ -431,10 +431,10 @@ def _counters_to_device(optimizer: Optimizer) -> None:
 
 
 class _View:
-    """An optimizer as its own ``step`` sees it in a graph: with other groups, and nothing left for it to scale.
+    """An optimizer as its own ``step`` sees it in a graph: with other groups, and without gradient scaling.
 
-    ``widened`` pairs single numbers of the state of float64 parameters with what the update has in place of them.
-    Outside of a graph it computes with Python's floats.
+    ``widened`` pairs single numbers in the state of float64 parameters with the float64 tensors that the update uses
+    instead. Outside of a graph, the update computes with Python floats.
     """
 
     def __init__(self, optimizer: Any, param_groups: list[dict[str, Any]]) -> None:
@@ -483,12 +483,12 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         groups = []
         for group, rates in zip(self.param_groups, self._pygraph_rates):  # noqa: B905 - Dynamo has no strict
             new = {}
-            for name in self._pygraph_names:  # a comprehension would hold the group, and Dynamo read all numbers in it
+            for name in self._pygraph_names:  # in a comprehension, Dynamo would read all numbers of the group
                 new[name] = group[name]
             for name in _FORMS:
                 if name in new:
                     new[name] = _FORMS[name]
-            # what the step itself has set or read is a number in this program, as in its other uses there
+            # a value that the step itself has set or read is a number throughout this program
             new["lr"] = rates[0] if rates is not None and compat.untouched(group, "lr") else group["lr"]
             if "betas" in group:
                 on_device = rates is not None and len(rates) > 1 and compat.untouched(group, "betas")
@@ -496,7 +496,7 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
             groups.append(new)
         kept = []
         for group in self.param_groups:
-            if group.get("nesterov") and not _updates_lists(group):  # that form writes into gradients
+            if group.get("nesterov") and not _updates_lists(group):  # the foreach form writes into gradients
                 kept.extend([(p.grad, p.grad.clone()) for p in group["params"] if p.grad is not None])
         view = _View(self, groups)
         found_inf: Any = getattr(self, "found_inf", None)
@@ -536,14 +536,14 @@ _SCALES = frozenset({"scale", "unscale_", "step", "update", "_maybe_opt_step", "
 
 
 def _replaced(scaler: torch.amp.GradScaler) -> bool:
-    """True if the object, or its class, has another method of a GradScaler that is traced."""
+    """True if the object or its class replaces a method of GradScaler that is traced."""
     kind, usual = type(scaler), torch.amp.GradScaler
     changed = kind is not usual and any(getattr(kind, name) is not getattr(usual, name) for name in _SCALES)
     return changed or not _SCALES.isdisjoint(vars(scaler))
 
 
 class _UsedScaler(Used):
-    """A GradScaler whose scale, overflows and growth are part of a program: nothing is read on the host."""
+    """A GradScaler whose scale, overflows and growth are part of a program; the host reads none of them."""
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         super().__init__(scaler)
@@ -578,7 +578,7 @@ def _traced_scale(self: Any, outputs: Any) -> Any:
 
 
 def _state_of(scaler: Any, optimizer: Any) -> dict[str, Any]:
-    """As GradScaler keeps it, so that it goes on from here where a graph ends."""
+    """State of ``optimizer`` in the form that GradScaler keeps, so that GradScaler can continue where a graph ends."""
     states, key = scaler._per_optimizer_states, optimizer._pygraph_key
     if key not in states:
         states[key] = {"stage": OptState.READY, "found_inf_per_device": {}}
@@ -628,11 +628,11 @@ def _traced_scaler_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
 
 
 def _first_momentum(optimizer: Any) -> bool:
-    """True if the update makes a momentum that an overflow would have to unmake: with dampening, no value that it may
-    have before leads to the first one."""
+    """True if the update creates a momentum that an overflow would have to remove: with dampening, no earlier value
+    gives the first momentum."""
     damped = [bool(group.get("momentum") and group.get("dampening")) for group in optimizer.param_groups]
     if not any(damped):
-        return False  # the states that an update makes first are not there yet: Dynamo must not see them
+        return False  # the states of a first update do not exist yet: Dynamo must not see them
     for here, group, entries in zip(damped, optimizer.param_groups, optimizer._pygraph_states):  # noqa: B905 - Dynamo has no strict
         for p, entry in zip(group["params"], entries):  # noqa: B905
             if here and p.grad is not None and entry.get("momentum_buffer") is None:
@@ -662,15 +662,15 @@ def _traced_update(self: Any, new_scale: Any = None) -> None:
 
 # -- several processes -------------------------------------------------------------------------------------------------
 #
-# The C++ reducer of DDP sends from hooks of the autograd engine. A graph that holds its own backward pass has none:
-# there each traced backward pass is followed by the collectives that the reducer would have sent.
+# The C++ reducer of DDP sends from hooks of the autograd engine. A graph with its own backward pass has no such hooks:
+# there, the collectives of the reducer follow each traced backward pass.
 
 _FIRST_BUCKET = 1 << 20
-"""Bytes of the gradients that are sent first (1 MiB), as by DDP: the sooner the network is busy, the better."""
+"""Bytes of the first bucket of gradients (1 MiB), as in DDP: a small one keeps the network busy earlier."""
 
 
 def _unaveraged(model: DistributedDataParallel) -> str:
-    """Why what ``model`` does cannot be part of a graph; empty if it can."""
+    """Why ``model`` cannot be part of a graph; empty if it can."""
     if type(model) is not DistributedDataParallel:
         return "it is a subclass of DistributedDataParallel"
     options = {
@@ -700,8 +700,8 @@ def _unaveraged(model: DistributedDataParallel) -> str:
 
 
 def _known(model: DistributedDataParallel) -> list[torch.Tensor] | None:
-    """The parameters that were trained when ``model`` was made: gradients of others stay on their rank. None where
-    that cannot be told."""
+    """The parameters that were trained when ``model`` was made: gradients of others are not averaged. None if that is
+    unknown."""
     count = model._get_ddp_logging_data()["num_parameter_tensors"]
     parameters = list(model._module_parameters)
     trained = [each for each in parameters if each.requires_grad]
@@ -709,7 +709,7 @@ def _known(model: DistributedDataParallel) -> list[torch.Tensor] | None:
 
 
 def _state_of_parallel(model: DistributedDataParallel) -> list[Any]:
-    """The state of ``model`` that may change from step to step and decides on all else here."""
+    """The state of ``model`` that may change between steps, and on which ``_unaveraged`` and ``_facts`` depend."""
     buffers = map(id, model.module.buffers()) if model.modules_buffers else ()
     return [
         model.process_group.group_name,
@@ -721,7 +721,7 @@ def _state_of_parallel(model: DistributedDataParallel) -> list[Any]:
 
 
 def _facts(model: DistributedDataParallel) -> dict[str, Any]:
-    """The facts of ``model`` that a program needs, as attributes that it guards on."""
+    """The facts of ``model`` that a program needs, as attributes on which it guards."""
     model._assign_modules_buffers()
     kinds: dict[torch.dtype, list[tuple[torch.nn.Module, str]]] = {}
     synchronizes = vars(model)["forward_sync_buffers" if "forward_sync_buffers" in vars(model) else "broadcast_buffers"]
@@ -739,7 +739,7 @@ def _facts(model: DistributedDataParallel) -> dict[str, Any]:
 
 
 def _buckets(model: DistributedDataParallel) -> list[list[torch.Tensor]]:
-    """Parameters whose gradients are sent together, about in the order in which a backward pass has them ready."""
+    """Groups of parameters whose gradients are sent together, roughly in the order in which they become ready."""
     made: list[list[torch.Tensor]] = [[]]
     free = min(_FIRST_BUCKET, model.bucket_bytes_cap)
     for parameter in reversed(_known(model) or ()):
@@ -753,15 +753,15 @@ def _buckets(model: DistributedDataParallel) -> list[list[torch.Tensor]]:
 
 
 def _traced_parallel(self: Any, inputs: Any, kwargs: Any) -> Any:
-    """DDP's own ``forward``: buffers are those of rank 0, and gradients of the next backward pass are averaged."""
+    """DDP's ``forward``, traced: take buffers from rank 0, and have the next backward pass average gradients."""
     if self.require_forward_param_sync:
         with torch.no_grad():
             for places in self._pygraph_buffers:
-                kind = [getattr(owner, name) for owner, name in places]  # a forward pass may have put others there
+                kind = [getattr(owner, name) for owner, name in places]  # a forward pass may have replaced them
                 flat = torch.cat([buffer.reshape(-1) for buffer in kind])
                 latest = _wait(_broadcast(flat, 0, self._pygraph_group))
                 for buffer, value in zip(kind, _split(latest, kind)):  # noqa: B905 - Dynamo has no strict
-                    buffer.data.copy_(value)  # an earlier forward pass may have saved it, for a backward pass to check
+                    buffer.data.copy_(value)  # autograd may have saved the buffer, and would check its version
     if self.device_ids:
         inputs, kwargs = _moved(inputs, self.device), _moved(kwargs, self.device)
     result = self.module(*inputs, **kwargs)
@@ -783,8 +783,8 @@ def _moved(value: Any, device: Any) -> Any:
 
 
 def _average_gradients(self: Any, reached: Any) -> None:
-    """The end of a backward pass: the average over ranks of the gradients of the parameters that it was the first to
-    reach. ``reached`` has a flag for each parameter of all buckets."""
+    """At the end of a backward pass, average over ranks the gradients of the parameters that it was the first to reach.
+    ``reached`` has a flag for each parameter of all buckets."""
     at = 0
     with torch.no_grad():
         for bucket in self._pygraph_buckets:
@@ -803,7 +803,7 @@ def _averages(self: Any, gradients: Any) -> Any:
 
 
 def _split(flat: Any, like: Any) -> Any:
-    """The tensors that lie side by side in ``flat``, of the sizes of those in ``like``."""
+    """Views of ``flat`` side by side, with the sizes of the tensors in ``like``."""
     parts, at = [], 0
     for each in like:
         parts.append(flat[at : at + each.numel()].view(each.shape))
@@ -817,7 +817,7 @@ _wait = torch.ops._c10d_functional.wait_tensor
 
 
 class _UsedParallel(Used):
-    """A DistributedDataParallel whose forward pass is traced, and whose gradients a traced backward pass averages."""
+    """A DistributedDataParallel whose forward pass, and averaging of gradients, are traced."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
         super().__init__(model)
@@ -852,12 +852,12 @@ def _traced_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
 
 
 class _UsedScheduler(Used):
-    """A scheduler that is stepped in a training step: once that is over, since it computes on the host."""
+    """A scheduler whose steps within a training step run after it, since they compute on the host."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         name = f"_pygraph_scheduler_{id(scheduler)}"  # of the optimizer: a scheduler's attributes are its state_dict
         super().__init__(scheduler, ("optimizer", name))
-        known = getattr(scheduler.optimizer, name, None)  # another step's
+        known = getattr(scheduler.optimizer, name, None)  # made for another training step
         kind = type("TracedScheduler", (_Scheduler,), {"_pygraph_class": type(scheduler)})
         self._stand_in = known if known is not None and known.stands_for(scheduler) else kind(scheduler)
         setattr(scheduler.optimizer, name, self._stand_in)
@@ -871,8 +871,8 @@ class _UsedScheduler(Used):
 
 
 class _Scheduler:
-    """Stand-in for a scheduler: ``due`` counts its steps that are put off; all else is asked of itself.
-    ``puts_off``: nothing behind a step of it asks for what it changes."""
+    """Stand-in for a scheduler. ``due``: number of its postponed steps. ``puts_off``: true unless later code in the
+    training step reads a value that a step changes. All other attributes are those of the scheduler."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.due = 0
@@ -881,11 +881,11 @@ class _Scheduler:
         self._pygraph_real = weakref.ref(scheduler)
 
     def stands_for(self, scheduler: LRScheduler) -> bool:
-        """True if it is this scheduler's: another one may have had its ``id``."""
+        """True if this stand-in belongs to ``scheduler``: an earlier one may have had the same ``id``."""
         return self._pygraph_real() is scheduler
 
     def step(self, *args: Any) -> None:
-        """Put off one step, where it can be; otherwise make it at once, outside of the graph."""
+        """Postpone one step if possible; otherwise run it at once, outside of the graph."""
         if (
             args
             or not self.puts_off
@@ -899,7 +899,7 @@ class _Scheduler:
         compat.put_off(self, self.optimizer.param_groups, _SCHEDULED)
 
     def get_last_lr(self) -> Any:
-        """Of the scheduler, once its steps are made."""
+        """``get_last_lr`` of the scheduler, after its postponed steps."""
         return _hand_over(self, "get_last_lr")
 
     def __getattr__(self, name: str) -> Any:

@@ -9,8 +9,8 @@
         return loss.detach()
 
 Dynamo traces the step with autograd inside, so that AOTAutograd sees one graph that mutates parameters and optimizer
-state. ``standins`` is what lets it trace the backward pass, optimizers, loss scalers and schedulers. A step that Dynamo
-leaves in parts, for an LSTM, and whose state is known, is captured as it runs instead.
+state. ``standins`` lets Dynamo trace the backward pass, optimizers, loss scalers and schedulers. If Dynamo leaves a
+step in parts, for an LSTM, and the step's state is known, the step is captured as it runs instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _VAIN = 16
-"""Calls in a row that are no replays, after which a step that was handed over is taken back."""
+"""Number of consecutive calls without a replay after which a step that was handed over is taken back."""
 
 
 @overload
@@ -97,8 +97,8 @@ def train_step(
 
 
 class _Handed(Generic[P, R]):
-    """A step that Dynamo leaves in parts, captured as it runs. What it refuses is left to the parts, with the option
-    ``strict``, too: they raise by themselves. ``used``: objects that Dynamo has met in the step."""
+    """A step that Dynamo leaves in parts, captured as it runs. Calls that it refuses run in parts, also with the option
+    ``strict``: the parts raise by themselves. ``used``: objects that Dynamo has met in the step."""
 
     def __init__(
         self,
@@ -127,15 +127,15 @@ class _Handed(Generic[P, R]):
 
     @property
     def fails(self) -> bool:
-        """True if it was refused for good, if its calls keep changing, or if it steps a scheduler, which no replay
-        would."""
+        """True if the step was refused for good, if its calls keep changing, or if it steps a scheduler, which a replay
+        would not do."""
         record = self._graph.record
         refused = any(not reason_of(code).may_pass for code in record.refusals)
         return self._scheduled or (refused and (self._strict or not record.replays)) or self._vain >= _VAIN
 
 
 def _counts(schedulers: list[LRScheduler]) -> list[Any]:
-    """All that schedulers count."""
+    """All numbers among the attributes of each scheduler, such as its step count."""
     return [[value for value in vars(each).values() if isinstance(value, int | float)] for each in schedulers]
 
 
@@ -162,7 +162,7 @@ class TrainStep(Generic[P, R]):
         self._used: list[Used] = []
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if compat.saved_tensor_hooks(True):  # a graph saves nothing for the backward pass that they could change
+        if compat.saved_tensor_hooks(True):  # in a graph, they would not see tensors saved for the backward pass
             return cast("R", self.__wrapped__(*args, **kwargs))  # type: ignore[attr-defined]
         handed = self._handed  # another thread may take it back
         if handed is None:
@@ -173,7 +173,7 @@ class TrainStep(Generic[P, R]):
         return result
 
     def _call(self, args: Any, kwargs: Any) -> R:
-        """A call of what Dynamo makes of the step."""
+        """Call the step as compiled by Dynamo."""
         for used in self._used:
             used.before()
         left: set[str] = set()
@@ -181,15 +181,15 @@ class TrainStep(Generic[P, R]):
             with collected(self._used, left, fullgraph=self._fullgraph) as call:
                 result: R = cast("Any", self._compiled)(*args, **kwargs)
         except BaseException:
-            for code in call.codes:  # Dynamo runs for ever uncompiled what raised while it was traced
+            for code in call.codes:  # after an exception in a trace, Dynamo would never compile the code again
                 compat.run_compiled(code)
             raise
-        finally:  # an exception of the user's may come after what was put off
+        finally:  # postponed work is due even if the user's code raises
             if left and reports():  # this call has traced
                 reports()[-1].notes += sorted(left)
             for used in self._used:
                 used.after()
-            for code in call.given_up:  # captures, which watch less than Dynamo does, are not to take it over
+            for code in call.given_up:  # captures must not take it over: they check less than Dynamo does
                 self._given_up = True
                 for report in reports()[-1:]:
                     report.notes.append(f"Dynamo has compiled {code.co_name} too often: from here on it runs in parts")
@@ -198,7 +198,7 @@ class TrainStep(Generic[P, R]):
         return result
 
     def _hand_over(self) -> None:
-        """Dynamo leaves the step in parts: have later calls captured as they run, if the step's state is known."""
+        """Have later calls of a step that Dynamo leaves in parts captured as they run, if the step's state is known."""
         together = torch.distributed.is_available() and torch.distributed.is_initialized()
         if together or self._options.get("disable"):
             return
