@@ -42,7 +42,8 @@ class Settings:
             proven; ``sample``, the first of each capture and one in 1,000 later ones; ``always``, all
         capture_after: occurrence of a set of sizes at which it is captured, at least 2
         memory_limit: bytes of a device that the captures of all regions may take, as a number or text such as
-            ``"2GiB"``; the least recently used are freed. None: a tenth of the device's memory
+            ``"2GiB"``; the least recently used are freed. None: a tenth of the device's memory. A session counts its
+            own captures only
         ledger: capture only sizes that return often enough for captures to pay; false: capture each at its
             ``capture_after``-th occurrence
         order: launches for which each launch of a replay waits: ``program``, all earlier ones; ``dependences``, those
