@@ -431,7 +431,7 @@ class Graph(Generic[P, R]):
 
     def _confirm(self, entry: Entry, call: Call, signature: Hashable) -> bool:
         """True if the callable, run without executing operators, does the same in this call as in its capture. If not,
-        the capture is never replayed, or, if the obstacle may pass, not in this call."""
+        the entry is never replayed again, or, if the obstacle may pass, not in this call."""
         call.log = entry.pending[signature]
         with capturing_turn() as mine:
             if not mine:
@@ -495,7 +495,7 @@ class Graph(Generic[P, R]):
 
 
 def _is_watched() -> bool:
-    """True if some mode has to see each operator of this call, or a capture of it is already under way."""
+    """True if a mode, hook, trace or the like has to see each operator of this call, or this thread captures already."""
     return bool(
         get_ident() in capturing
         or compat.is_tracing()

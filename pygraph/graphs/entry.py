@@ -229,7 +229,8 @@ class Entry:
         self.layouts: Hashable = None
         """Layouts of tensors that share memory."""
         self.known: Any = None
-        """Native check that recognises its calls; None before the first replay, and if it cannot read them all."""
+        """Native check that recognises its calls; None before the first replay, and if it cannot read all that
+        differs."""
 
     # -- arguments of the region -----------------------------------------------------------------------------------
 
@@ -388,7 +389,8 @@ class Before:
         self._data = [call.tensors[number].data for number in self._shown]
 
     def check(self) -> None:
-        """Raise CaptureError if the callable changed memory, autograd flags or hooks of a tensor, or an argument."""
+        """Raise CaptureError if the callable gave a tensor other memory, changed its autograd flags or hooks, or wrote to
+        a container among the arguments."""
         for number, tensor in enumerate(self._tensors):
             moved = number in self._shown and (
                 tensor.untyped_storage()._cdata != self._shown[number].untyped_storage()._cdata
@@ -539,7 +541,8 @@ class Modes:
             self._seeds = torch.get_rng_state()
 
     def check(self, *, seeds: bool) -> None:
-        """Raise CaptureError if modes have changed; with ``seeds``, also if the generator has: no draw changes it."""
+        """Raise CaptureError if modes have changed; with ``seeds``, where draws do not execute, also if the generator
+        has."""
         if [get() for get, _ in self._ACCESS] != self._modes:
             raise CaptureError("uncaptured-work", "the callable leaves a mode of torch changed")
         with metadata():

@@ -412,7 +412,7 @@ def _iteration(
 
 
 def _look(until: Callable[[Any], torch.Tensor] | None, state: Any, control: torch.Tensor) -> None:
-    """Write to ``control`` if ``state`` ends the loop."""
+    """Write to ``control`` whether ``state`` ends the loop."""
     if until is None:
         return
     ends = until(state)

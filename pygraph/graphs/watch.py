@@ -83,7 +83,7 @@ _ALIGNMENT = 16
 
 
 class Address(int):
-    """An address that a callable reads in a capture. It may be passed on; comparisons and most arithmetic raise."""
+    """An address that a callable reads in a capture. It may be passed on; comparisons, and ``-`` and ``//``, raise."""
 
     def __add__(self, other: int) -> Address:
         return Address(int(self) + other)

@@ -585,8 +585,8 @@ def _answering(original: Method, by: Method, inside: bool) -> Method:
 
 
 def _share(scheduler: Any, partitions: Sequence[Sequence[Any]], signatures: Sequence[Any]) -> None:
-    """Make a buffer whose parts several partitions write an input of these partitions, which their caller allocates.
-    An example is the result of a concatenation, in which the operands lie.
+    """Have all partitions that write parts of one buffer take this buffer as an input, which their caller allocates. An
+    example is the result of a concatenation, in which the operands lie.
 
     In Inductor (torch 2.13), a partition returns the parts that it wrote, and the partition that concatenates allocates
     the whole again, so that these parts are uninitialized.
@@ -743,12 +743,12 @@ def _origins(part: Any) -> list[Any]:
     """The FX nodes that an unfused scheduled node computes, sorted by name.
 
     Inductor's origins of an external kernel are its own FX node and those of operands that were not realized when it
-    was lowered; the latter also belong to the buffers realized for it, which are separate nodes, and are removed. If a
+    was lowered. The latter are removed: the buffers realized for it, which are separate nodes, have them as well. If a
     buffer was made on behalf of the kernel itself (a copy into other strides), it has all origins, and none is removed.
     A node that takes one of several results of a kernel has the origins of the kernel.
 
     A buffer that is realized for an external kernel, or for a copy to another device, also gets the origin of that
-    operator, although it does not compute it; it computes at most a copy into other strides, which may be captured.
+    operator, of which it computes nothing, or at most a copy into other strides, which may be captured.
     """
     node = _kernel(part.node)
     found = getattr(node, "origins", None) or ()

@@ -188,7 +188,7 @@ _COMPUTED_IN_FLOAT = (torch.float, torch.half, torch.bfloat16)
 
 def compute_scalars_once(gm: torch.fx.GraphModule) -> None:
     """Convert to float32 each 0-dimensional double that a foreach operator makes and another one combines with larger
-    tensors. The latter compute in float32 themselves, so that results do not change.
+    tensors. The combining operators compute in float32 themselves, so that results do not change.
 
     before:  _foreach_pow(beta, [step, …]) ─► _foreach_mul([weight, …], [number, …])
     after:   _foreach_pow(beta, [step, …]) ─► convert, … ─► _foreach_mul([weight, …], [number, …])

@@ -871,8 +871,8 @@ class _UsedScheduler(Used):
 
 
 class _Scheduler:
-    """Stand-in for a scheduler. ``due``: number of its postponed steps. ``puts_off``: true unless later code in the
-    training step reads a value that a step changes. All other attributes are those of the scheduler."""
+    """Stand-in for a scheduler. ``due``: number of its postponed steps. ``puts_off``: true until a graph ends early after
+    a step, or later code in it reads a value that a step changes. All other attributes are those of the scheduler."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.due = 0
