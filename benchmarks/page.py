@@ -163,7 +163,8 @@ class Results:
         return {name: "training" if row["kind"] == "training" else "inference" for name, row in rows.items()}
 
     def ratios(self, kind: str, side: str) -> list[float | None]:
-        """Ratios over ``side`` for workloads of a kind: of ``train_step`` if it is ``step``, else of torch.compile."""
+        """Ratios over ``side``: of ``train_step``, for all whole steps, if ``kind`` is ``step``; else of torch.compile,
+        for workloads of that kind."""
         of_kind = {name: cells for name, cells in self.parts.items() if self.kinds[name] == kind}
         chosen = self.steps if kind == STEP else of_kind
         return [cells[side].ratio for cells in chosen.values() if side in cells]

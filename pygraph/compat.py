@@ -432,9 +432,9 @@ def _leaves(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def follow_backward(follow: Callable[[Any, Any], None]) -> None:
-    """After each traced backward pass, also trace ``follow`` for each object declared by ``owe`` of which it is the first
-    to reach a parameter, with a flag for each parameter: true if it is. A graph that ends before any pass has reached
-    such an object does not compile."""
+    """After each traced backward pass, also trace ``follow`` for each object declared by ``owe`` of which it is the
+    first to reach a parameter, with a flag for each parameter: true if it is. A graph that ends before any pass has
+    reached such an object does not compile."""
     compile_subgraph = _OutputGraph.compile_subgraph
     traced_backward = _TensorVariable.method_backward
 
@@ -496,7 +496,8 @@ def code_of(trace: Any) -> CodeType:
 
 
 def run_compiled(code: CodeType) -> None:
-    """Let Dynamo use its programs of ``code`` in later calls, and trace it for other values. A failed trace ends both."""
+    """Let Dynamo use its programs of ``code`` in later calls, and trace it for other values. A failed trace ends
+    both."""
     if not any(map(absent, (_set_strategy, _FrameAction, _FrameExecStrategy))):
         _set_strategy(code, _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT))
 
@@ -586,9 +587,9 @@ def mend_late_reads() -> None:
 
 @functools.cache
 def mend_patterns() -> None:
-    """Keep Inductor's patterns from matching an operator with numbers, other than defaults, in keywords that they do not
-    name, and so ignore: ``torch.add(x, a @ b, alpha=2)`` would become ``addmm(x, a, b)`` (2.11 to 2.13). Has an effect
-    once."""
+    """Keep Inductor's patterns from matching an operator with numbers, other than defaults, in keywords that they do
+    not name, and so ignore: ``torch.add(x, a @ b, alpha=2)`` would become ``addmm(x, a, b)`` (2.11 to 2.13). Has an
+    effect once."""
     if absent(_TargetPattern):
         return
     match = _TargetPattern._match

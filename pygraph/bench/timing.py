@@ -172,7 +172,8 @@ class Bench:
     cores: Collection[int] = ()
 
     def measure(self, program: Program, end: float, share: float = math.inf) -> Measured:
-        """Measure ``program`` until ``end`` (of ``time.monotonic``) at most; begin no later round after ``share``."""
+        """Measure ``program`` until ``end`` (of ``time.monotonic``) at most. After the time ``share``, begin only the
+        first FEWEST_ROUNDS rounds."""
         return next(self.measure_all([program], end, share))
 
     def measure_all(self, programs: Sequence[Program], end: float, share: float = math.inf) -> Iterator[Measured]:

@@ -157,7 +157,7 @@ def explain(
 def _short(
     reports: Sequence[GraphReport], ranks: Sequence[Any] | None, strict: bool, min_coverage: float | None
 ) -> Iterator[str]:
-    """Violations of ``strict`` and ``min_coverage``, as lines for stderr; for ``strict``, one line per other rank."""
+    """Violations of ``strict`` (one line per other rank that fails) and of ``min_coverage``, as lines for stderr."""
     from pygraph.report.facts import percent, summarize
 
     if strict:

@@ -495,7 +495,7 @@ class Graph(Generic[P, R]):
 
 
 def _is_watched() -> bool:
-    """True if a mode, hook, trace or the like has to see each operator of this call, or this thread captures already."""
+    """True if a mode, hook, trace or the like has to see each operator of this call, or this thread is capturing."""
     return bool(
         get_ident() in capturing
         or compat.is_tracing()

@@ -389,8 +389,8 @@ class Before:
         self._data = [call.tensors[number].data for number in self._shown]
 
     def check(self) -> None:
-        """Raise CaptureError if the callable gave a tensor other memory, changed its autograd flags or hooks, or wrote to
-        a container among the arguments."""
+        """Raise CaptureError if the callable gave a tensor other memory, changed its autograd flags or hooks, or wrote
+        to a container among the arguments."""
         for number, tensor in enumerate(self._tensors):
             moved = number in self._shown and (
                 tensor.untyped_storage()._cdata != self._shown[number].untyped_storage()._cdata

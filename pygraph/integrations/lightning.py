@@ -33,8 +33,9 @@ _OF_MODULES = (*_OF_CALLBACKS, "backward", "configure_gradient_clipping", "optim
 class TrainStep(Callback):  # type: ignore[misc]
     """Runs ``training_step``, the backward pass, clipping and the update under ``pygraph.train_step``.
 
-    Values that ``training_step`` logs are logged after the step. Gradients are None after a step. If a step has other
-    parts, training runs as without the callback; ``reason`` and the log say why.
+    Values that ``training_step`` logs are logged after the step. Gradients are None after a step. If steps have other
+    parts, or are of another kind (several optimizers or devices, say), training runs as without the callback;
+    ``reason`` and the log say why.
 
     Args:
         options: options of the backend

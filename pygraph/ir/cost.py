@@ -60,7 +60,8 @@ class DeviceModel:
     Args:
         name: name of the device
         bandwidth_gbs: rate of memory traffic, GB/s
-        peak_gflops: rate of arithmetic, GFLOP/s, for types that are not in ``peaks`` (dense, the common training type)
+        peak_gflops: rate of arithmetic, GFLOP/s (dense, the common training type); of products, if ``peaks`` lacks the
+            type
         kernel_us: device time of the smallest kernel, µs
         peaks: rate of matrix products, GFLOP/s, by element type as in ``.pgir`` text; default: none
         source: origin of the figures

@@ -122,7 +122,8 @@ class PassManager:
         pipeline: pipeline text, or a sequence of passes, functions and texts; default: the five passes over graphs
         check: ``off``; ``result``: verify each result; ``full``: also check what passes claim, ``modified`` and
             ``keeps_meaning``
-        dump_dir: folder for ``00-<stage>.pgir``, ``01-<pass>.pgir``, … and reproducers; None: no dumps
+        dump_dir: folder for ``00-<stage>.pgir``, ``01-<pass>.pgir``, … and reproducers; None: no dumps, and
+            reproducers in a temporary folder
         print_before: names of passes (or ``all``) before which the graph is printed to stderr
         print_after: names of passes (or ``all``) after which the graph is printed to stderr
         bisect_limit: number of passes to run, from the first; None: all

@@ -64,7 +64,7 @@ def rewrite(graph: Graph, pattern: str, replace: Callable[[Found], KernelNode | 
     """Replace calls that match ``pattern`` until none is left. Returns the number of replacements.
 
     Nodes that write, draw, communicate or are a barrier, and nodes in an explicit order, do not match. Nor do nested
-    calls if memory that an inner one reads is written before the outermost. Matched nodes without users are removed.
+    calls if memory that an inner call reads is written between it and the outermost. Unused matched nodes are removed.
 
     Raises ParseError for a malformed pattern, and PygraphError if replacements match again and again.
 

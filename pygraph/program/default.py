@@ -78,8 +78,8 @@ def renamed(program: Program, order: str = "dependences") -> tuple[Program, str]
 
 
 def longest_path(program: Program) -> int:
-    """Number of launches on the longest path of dependences. A launch that owns bodies counts as the sum of their
-    longest paths."""
+    """Number of launches on the longest path of dependences. Each launch that owns bodies, on this path or not, adds
+    the sum of their longest paths, less one."""
     order = program.order or order_of(*rename(program.recording, program.slots)[:2])
     inside = (sum(map(longest_path, each.bodies)) - 1 for each in program.recording.launches if each.bodies)
     return order.longest_path() + sum(inside)

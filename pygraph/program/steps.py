@@ -98,7 +98,7 @@ def uncut(program: Program, lives: Sequence[Lifetime]) -> Program:
 
 
 def timeline(program: Program) -> tuple[tuple[str, int, int], ...]:
-    """Name, lane and start of each launch of a program in lanes, if all launches took one unit of time; else empty."""
+    """Name, lane and start of each launch, as if all took one unit of time; empty for a program without lanes."""
     order, found, start = program.order, list[tuple[str, int, int]](), 0
     if order is None or not order.lanes:
         return ()

@@ -1,4 +1,5 @@
-"""Compares a replay with an uncaptured run: before a program is first used, and in later calls if the user asks for it.
+"""Compares a replay with an uncaptured run: before a program is first used, and in later calls if that is asked for, or
+for bodies of branches and loops that no compared call has run.
 
     1. replay on copies of the arguments
     2. run uncaptured: the call's answer

@@ -73,7 +73,7 @@ Function: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 """Inductor's calling convention for partitions: empties its arguments, and returns outputs."""
 
 _MAX_REFUSALS = 2
-"""Variants left uncaptured for good that retire a region without captures (one, if no scalar distinguishes calls)."""
+"""Variants left uncaptured for good that retire a never captured region (one, if no scalar distinguishes calls)."""
 
 _CONTESTS = 3
 """Variants timed in two orders at once, at most; after so many decisions in a row for the program's order, none is."""

@@ -83,7 +83,8 @@ class Proof:
             self._store()
 
     def forget(self) -> None:
-        """Drop all proofs, here and on disk. Other processes drop theirs, and the file, when they next read it."""
+        """Drop all proofs, here and on disk. Other processes drop theirs, and stop using the file, when they next read
+        it."""
         self._addresses, self._structures = {}, set()
         path, self._path = self._path, None
         try:

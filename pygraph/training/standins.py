@@ -871,8 +871,9 @@ class _UsedScheduler(Used):
 
 
 class _Scheduler:
-    """Stand-in for a scheduler. ``due``: number of its postponed steps. ``puts_off``: true until a graph ends early after
-    a step, or later code in it reads a value that a step changes. All other attributes are those of the scheduler."""
+    """Stand-in for a scheduler. ``due``: number of its postponed steps. ``puts_off``: true until a graph ends early
+    after a step, or later code in it reads a value that a step changes. All other attributes are those of the
+    scheduler."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.due = 0

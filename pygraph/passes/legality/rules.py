@@ -252,7 +252,7 @@ def devices_of(values: Iterable[Value]) -> Iterator[Device]:
 
 
 def is_on_host(value: Value) -> bool:
-    """True if the CPU can read ``value`` without a copy."""
+    """True if ``value`` is memory that the CPU can read without a copy."""
     device = device_of(value)
     return device is not None and device.is_host
 

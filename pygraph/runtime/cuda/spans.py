@@ -354,7 +354,7 @@ def _is_closed(name: str) -> bool:
 
 def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable[[Span], frozenset[_Key] | None]:
     """A map from each call to the allocations that it can use: its operands and those that it may have made. None for
-    calls other than ATen operators and collectives, which may keep memory of their own, and for unowned operands."""
+    calls of neither ATen nor collectives, since these calls may keep memory of their own, and for unowned operands."""
     pool = sorted((a for a in allocations if a.kind is AllocationKind.POOL), key=lambda a: a.born)
     births = [a.born for a in pool]
     constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
