@@ -105,7 +105,7 @@ def literals(values: Sequence[Value] = ()) -> st.SearchStrategy[Arg]:
 
 
 cost_fields = st.none() | dims
-costs = st.builds(Cost, cost_fields, cost_fields, cost_fields, cost_fields, cost_fields)
+costs = st.builds(Cost, cost_fields, cost_fields, cost_fields, cost_fields)
 locations = st.builds(
     Location, strings, st.integers(-1, 10**6), strings, strings, st.lists(strings, max_size=2).map(tuple)
 )

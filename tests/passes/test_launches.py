@@ -209,4 +209,4 @@ def test_commands_refuse_a_program_that_is_wrong_or_cannot_be_run(file: Path) ->
 
 
 def test_passes_lists_them() -> None:
-    assert "order  (launch programs)\n    Have launches wait" in run("passes").stdout
+    assert "order  (launch programs)\n    Make each launch wait" in run("passes").stdout

@@ -10,7 +10,6 @@ from pygraph.ir.interp import interpret
 from pygraph.passes import DEFAULT_PIPELINE, Pass, PassContext, PassManager
 from pygraph.passes.legality import Legality
 from pygraph.passes.partitioning import Partitioning
-from pygraph.passes.selection import Selection
 from pygraph.testing.strategies import KINDS, Kind, operator_graphs
 
 MINE = Kind("mylib.scale_.default", operands=2, effects=Effects(writes=(1,), aliases=((0, 1),)))
@@ -24,8 +23,7 @@ def pipelines(draw: st.DrawFn) -> list[Pass | str]:
     """The default pipeline or a part of it, with options, passes repeated here and there."""
     forbid = tuple(draw(st.lists(st.sampled_from(FORBIDDEN), max_size=2, unique=True)))
     partitioning = Partitioning(draw(st.none() | st.integers(0, 3)))
-    selection = Selection(draw(st.sampled_from([0.0, 10.0])))
-    whole: list[Pass | str] = [Legality(forbid), "placement", partitioning, "indirection", selection]
+    whole: list[Pass | str] = [Legality(forbid), "placement", partitioning, "indirection", "selection"]
     length = draw(st.integers(1, len(whole)))
     again = draw(st.integers(0, length))
     return [*whole[:length], *whole[again:length]]
