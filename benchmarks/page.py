@@ -527,7 +527,7 @@ def page(results: Results) -> str:
     sections["Runs"] = runs_of(results)
     texts = []
     for title, lines in sections.items():
-        note = f"{_NOTES[title]}\n\n" if title in _NOTES else ""
+        note = f"{wrapped(_NOTES[title])}\n\n" if title in _NOTES else ""
         texts.append(f"## {title}\n\n{note}" + "\n".join(map(wrapped, lines)) + "\n")
     return "\n".join([_HEAD, *texts])
 

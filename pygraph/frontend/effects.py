@@ -16,7 +16,7 @@ from torch import fx
 from pygraph import compat
 from pygraph.frontend.names import is_symbolic, words
 from pygraph.ir import PURE, Arg, Device, DType, Effects, Graph, TensorType, Type, Value, base_name, values_in
-from pygraph.passes.legality.operators import is_custom
+from pygraph.passes.legality.known import is_custom
 
 VIEWS = words("""
     aten._conj aten._neg_view aten._reshape_alias aten._unsafe_view aten.alias aten.as_strided aten.detach

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraph.inductor.rewrites import define_seeds, inputs_in_use, unwrap_idle
-from pygraph.passes.legality.operators import _DROPOUT_PLACES
+from pygraph.passes.legality.known import _DROPOUT_PLACES
 
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default

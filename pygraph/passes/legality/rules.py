@@ -29,7 +29,7 @@ from pygraph.ir import (
     leaves,
     sources,
 )
-from pygraph.passes.legality.operators import dropout_place, is_custom, known_unsafe
+from pygraph.passes.legality.known import dropout_place, is_custom, known_unsafe
 
 
 class Objection(NamedTuple):
