@@ -449,8 +449,7 @@ def _shows(here: torch.Tensor, there: torch.Tensor) -> bool:
     if here is there:
         return True
     place, other = (
-        (storage_of(each), each.storage_offset(), _strides(each), each.is_conj(), each.is_neg())
-        for each in (here, there)
+        (storage_of(one), one.storage_offset(), _strides(one), one.is_conj(), one.is_neg()) for one in (here, there)
     )
     return place == other
 
@@ -479,9 +478,7 @@ def _odd(old: list[Any], new: Any, held: tuple[object], step: Callable[[Any], An
     storages = {storage_of(leaf) for leaf in made}
     if len(storages) < len(made):
         return "values of a state that a step returns share memory"
-    named = {storage_of(each) for each in Walk(held).tensors if each.layout is torch.strided} | set(
-        named_storages(step)
-    )
+    named = {storage_of(one) for one in Walk(held).tensors if one.layout is torch.strided} | set(named_storages(step))
     if not storages.isdisjoint(named):
         return "a step returns memory that is held, or that it refers to: return a copy"
     for here, there in zip(tensors, made, strict=True):
