@@ -20,7 +20,7 @@ from typing import Any
 from pygraph.cache import SIZE, user_dir
 from pygraph.errors import OptionError
 from pygraph.logs import VARIABLE
-from pygraph.program.default import DefaultPasses, LaunchPasses
+from pygraph.program.default import ORDER_MEMORY, DefaultPasses, LaunchPasses
 
 _PREFIX = "PYGRAPH_"
 _log = logging.getLogger("pygraph")
@@ -48,8 +48,8 @@ class Settings:
             ``capture_after``-th occurrence
         order: launches for which each launch of a replay waits: ``program``, all earlier ones; ``dependences``, those
             on which it depends; ``measured``, the faster of both in real calls
-        order_memory: fraction of peak memory that the order ``dependences`` may add, besides 32 MiB: the option
-            ``memory`` of the default pass ``order``
+        order_memory: fraction of the uncaptured program's peak memory that the order ``dependences`` may add, at least
+            2 MiB: the option ``memory`` of the default pass ``order``
         collectives: ``eager``: each replay calls collectives; ``measured``: they are captured with the launches around
             them, once all ranks have found that correct and no slower
         cache_dir: folder of native libraries, order decisions, proven kernels and choices of products, for later
@@ -69,7 +69,7 @@ class Settings:
     memory_limit: int | None = None
     ledger: bool = True
     order: str = "measured"
-    order_memory: float = 0.1
+    order_memory: float = ORDER_MEMORY
     collectives: str = "eager"
     cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)

@@ -45,7 +45,7 @@ class Order(LaunchPass):
                                               k2 ──────┘
 
     Args:
-        memory: fraction of its peak memory that the program may add, besides 32 MiB
+        memory: fraction of the uncaptured program's peak memory that the program may add, at least 2 MiB
     """
 
     name: ClassVar[str] = "order"

@@ -23,10 +23,13 @@ from pygraph.program.order import Order
 from pygraph.program.program import GraphSegment, Layout, Program, Slot
 from pygraph.program.recording import Recording
 from pygraph.program.rename import rename
-from pygraph.program.steps import WORTHWHILE, cut, uncut, with_steps
+from pygraph.program.steps import cut, uncaptured_peak, uncut, with_steps
 
-ORDER_MEMORY = 0.1
-"""Default for the fraction of peak memory that a program may use on top, to run launches in parallel."""
+ORDER_MEMORY = 0.03
+"""Default for the fraction of the uncaptured program's peak that a program may add, to run launches in parallel."""
+
+LEAST = 2 << 20
+"""Bytes that it may add in any case (2 MiB): torch's allocator takes no less from the driver at once."""
 
 MOST_LANES = 8
 """Maximum number of lanes: more have never been faster."""
@@ -87,13 +90,15 @@ def longest_path(program: Program) -> int:
 
 def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple[Program, str]:
     """``program`` in the ``order`` of the capture (``program``), or by ``dependences``: launches wait only for those on
-    which they depend, in up to MOST_LANES lanes. Fewer lanes are used if memory would exceed the peak, ``memory`` times
-    the peak, and WORTHWHILE together. As captured, if nothing runs in parallel."""
+    which they depend, in up to MOST_LANES lanes. Fewer lanes are used if all of them would exceed the
+    uncaptured program's peak by more than LEAST and ``memory`` times the peak. As captured, if nothing runs in
+    parallel."""
     recording, slots = program.recording, program.slots
     captured = program if program.order is None else in_order(program, None)
     if order == "program":
         return captured, "as captured"
-    limit = cut(*_packed(captured)).held * (1 + memory) + WORTHWHILE
+    peak = max(uncaptured_peak(captured), cut(*_packed(captured)).held)
+    limit = peak + max(memory * peak, LEAST)
     dependences = order_of(recording, slots)
     widest = in_lanes(dependences, MOST_LANES)
     most = used = 1 + max(widest.lanes, default=0)
@@ -146,7 +151,7 @@ class DefaultPasses:
     """The default launch passes.
 
     Args:
-        order_memory: fraction of its peak memory that a replay by dependences may take on top
+        order_memory: fraction of the uncaptured program's peak that a replay by dependences may take on top
     """
 
     order_memory: float = ORDER_MEMORY

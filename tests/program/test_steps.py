@@ -11,16 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pygraph.program.default import LEAST, in_order, ordered, renamed
 from pygraph.program.dependences import in_lanes
 from pygraph.program.order import Order
 from pygraph.program.program import GraphSegment, Layout, Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Output, OutputKind
-from pygraph.program.steps import EXCESS, FEWEST_LAUNCHES, PIECE, WORTHWHILE, Plan, _Facts, cut, pieces, timeline
+from pygraph.program.steps import (
+    EXCESS,
+    FEWEST_LAUNCHES,
+    PIECE,
+    WORTHWHILE,
+    Plan,
+    _Facts,
+    cut,
+    pieces,
+    timeline,
+    uncaptured_peak,
+)
 from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.slots import SlotTable, discover
 from tests.program.layouts import plan
 from tests.runtime.branches import Branched, branched
-from tests.runtime.captures import Capture
+from tests.runtime.captures import Capture, reads, writes
 
 MB = 1 << 20
 
@@ -121,6 +133,55 @@ def test_dead_arguments_are_let_go_of_and_returned_ones_are_not() -> None:
     firsts = [first for first, _ in segments.owned.values()]
     assert sorted(firsts) == firsts
     assert {last for _, last in segments.owned.values()} == {len(segments.bounds) - 1}
+
+
+def reused(capture: Capture) -> None:
+    """A buffer that is overwritten when it is no longer needed, beside a workspace that no launch uses. Its caller lets
+    go of the argument."""
+    x, _, a, b, output = capture.input(8 * MB), *(capture.pool(size * MB) for size in (32, 4, 4, 2))
+    for source, target in ((x, a), (a, b), (x, a)):
+        capture.launch(source, target, uses=[reads(0, 4 * MB), writes(1, 4 * MB)])
+    capture.launch(a, b, output, uses=[reads(0, 4 * MB), reads(1, 4 * MB), writes(2, 2 * MB)])
+    capture.fresh(3)
+
+
+def test_the_uncaptured_program_holds_buffers_as_captured_and_workspaces_throughout() -> None:
+    region = program(reused)
+    split, _ = renamed(region)
+    assert len(split.recording.allocations) == len(region.recording.allocations) + 1
+    assert uncaptured_peak(region) == uncaptured_peak(split) == (8 + 4 + 4 + 32) * MB
+    assert cut(in_order(split, None)).ideal == (8 + 4 + 4) * MB
+
+
+def forked(capture: Capture, size: int, workspace: int) -> None:
+    """Two branches, of which each has an intermediate of ``size`` bytes."""
+    x, ends = capture.input(64), []
+    capture.pool(workspace)
+    for _ in range(2):
+        wide, narrow = capture.pool(size), capture.pool(64)
+        capture.launch(x, wide, uses=[reads(0, 64), writes(1, size)])
+        capture.launch(wide, narrow, uses=[reads(0, size), writes(1, 64)])
+        ends.append(narrow)
+    capture.launch(*ends, capture.pool(64), uses=[reads(0, 64), reads(1, 64), writes(2, 64)])
+    capture.fresh(5)
+
+
+@pytest.mark.parametrize(
+    ("size", "workspace", "memory", "lanes"),
+    [
+        (20 * MB, 0, 0.03, 0),
+        (20 * MB, 32 * MB, 0.03, 2),
+        (20 * MB, 0, 1.0, 2),
+        (LEAST - 4096, 0, 0.0, 2),
+        (LEAST + 4096, 0, 0.0, 0),
+    ],
+    ids=["too-much", "as-much-as-a-workspace", "asked-for", "little", "not-so-little"],
+)
+def test_launches_run_in_parallel_if_the_uncaptured_program_holds_as_much(
+    size: int, workspace: int, memory: float, lanes: int
+) -> None:
+    found = ordered(in_order(program(forked, size, workspace), None), "dependences", memory)[0].order
+    assert len(set(() if found is None else found.lanes)) == lanes
 
 
 def tables(capture: Capture) -> None:

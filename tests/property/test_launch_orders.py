@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import CaptureError
-from pygraph.program import default, steps
+from pygraph.program import steps
 from pygraph.program.default import DefaultPasses, ordered
 from pygraph.program.dependences import in_lanes, order_of
 from pygraph.program.layout import Lifetime, lifetimes, pack
 from pygraph.program.order import Order
 from pygraph.program.program import Program, Slot
 from pygraph.program.recording import Access, AllocationKind, Bytes, Recording
-from pygraph.program.steps import cut, with_steps
+from pygraph.program.steps import cut, uncaptured_peak, with_steps
 from pygraph.program.verify import verify_edges
 from tests.program.layouts import meets, plan
 from tests.program.programs import recordings
@@ -396,10 +396,10 @@ def test_as_many_lanes_are_used_as_memory_allows(monkeypatch: pytest.MonkeyPatch
     orders = [in_lanes(order_of(recording, slots), lanes) for lanes in (1, 2, 3, 6)]
     peaks = [cut(replace(program, order=order, layout=plan(recording, slots, order))).held for order in orders]
     assert len(set(peaks)) == len(orders)
-    monkeypatch.setattr(default, "WORTHWHILE", 0)
     monkeypatch.setattr(steps, "WORTHWHILE", 0)
+    uncaptured = max(held, uncaptured_peak(program))
     for order, peak in zip(orders, peaks, strict=True):
-        found = ordered(program, "dependences", peak / held - 1)[0]
+        found = ordered(program, "dependences", peak / uncaptured - 1)[0]
         assert found.order == (None if order is orders[0] else order)
 
 
