@@ -1,15 +1,16 @@
 """Measures in which of two orders of launches a captured variant is faster, by its real calls.
 
-The order of launches affects the time on the device. Single calls take turns, and events around each measure its time:
-nothing waits, and calls of other regions, or other sizes, may come in between. Turns are shuffled: a call that finds
-the device idle takes longer, and callers that wait may do so at regular intervals.
+    program ×8 | dependences ×8 | dependences ×8 | program ×8 | …
 
-Of ROUNDS rounds, the other order has to win all but one by its margin; otherwise, replays stay as before. A contest
-ends as soon as its result is certain. If the device waits for the caller's loop, as for one that reads each result, the
-loop's time decides: an order that makes it slower, from one call to the next, is not chosen, however fast the device
-is. For a loop of several regions, the device's time from the start of one call to the start of the next is compared
-with the host's: if it is longer, the host is ahead. The decision is kept on disk for later processes.
-Nothing here makes a call, and no call runs twice.
+The order of launches affects the time on the device, and not only of the call itself: lanes of a replay that waits in
+the stream slow the work ahead of it. So TURNS calls in a row are replayed in one order, and the host waits for the
+device between two blocks. Events around each call measure its time, and how long after the call before it starts. Calls
+of other regions, or other sizes, may come in between.
+
+Of ROUNDS rounds, each a block in either order, the other order has to win all but one by its margin; otherwise, replays
+stay as before. A contest ends as soon as its result is certain. An order that makes the caller's loop slower, from the
+start of one call to the start of the next, is not chosen, however fast the region is. The decision is kept on disk for
+later processes. Nothing here makes a call, and no call runs twice.
 
 Ranks that must replay alike decide together (``JointContest``): on an order, and on captured collectives.
 """
@@ -25,7 +26,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -47,11 +47,10 @@ ROUNDS = 5
 _LOSSES = 1
 """Rounds that the other order may lose and still be chosen."""
 TURNS = 8
-"""Calls in each order in a round; their median counts."""
-MARGIN = 0.02
-"""DEPENDENCES wins a round if its time is below the other's by more than this fraction."""
-LOOP_MARGIN = 0.01
-"""A loop is slower if it takes longer by more than this fraction."""
+"""Calls of a block."""
+MARGIN = 0.01
+"""DEPENDENCES wins a round if its time is below the other's by more than this fraction; a loop that takes longer by
+more than this fraction is slower."""
 PATIENCE = 200
 """Calls in a row that turn out to be another variant's, after which a contest pauses; and calls for which a variant
 waits for others' contests to go on."""
@@ -87,9 +86,7 @@ class _Rounds:
         self.path, self._margin = path, margin
         self.calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self.loops: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
-        """Seconds from a call in each order to the next call, without those that timing it takes."""
-        self.lags: list[float] = []
-        """Seconds by which the device took longer than the host from the start of a call to the start of the next."""
+        """Seconds from the start of a call to the start of the next, both in one order, by the device's clock."""
         self._judged = 0
         """Rounds already judged, without a decision."""
 
@@ -99,9 +96,9 @@ class _Rounds:
         return sum(map(len, self.calls.values()))
 
     def _times(self) -> dict[str, list[float]]:
-        """The median of each round, by order."""
+        """The median of each block, by order, without its first call, which finds the device idle."""
         return {
-            order: [median(calls[end - TURNS : end]) for end in range(TURNS, len(calls) + 1, TURNS)]
+            order: [median(calls[end - TURNS + 1 : end]) for end in range(TURNS, len(calls) + 1, TURNS)]
             for order, calls in self.calls.items()
         }
 
@@ -120,49 +117,33 @@ class _Rounds:
 
     def decide(self, order: str) -> Decision:
         """The decision for ``order``, or for PROGRAM if ``order`` makes the caller's loop slower."""
-        times = self._times()
-        program_us, dependences_us = (median(found) * 1e6 if found else 0.0 for found in times.values())
-        slower = order == DEPENDENCES and self._slows_the_loop(times[PROGRAM])
+        program_us, dependences_us = (median(found) * 1e6 if found else 0.0 for found in self._times().values())
+        slower = order == DEPENDENCES and self._slows_the_loop()
         return Decision(PROGRAM if slower else order, program_us, dependences_us, self.timed, slower)
 
-    def _slows_the_loop(self, times: list[float]) -> bool:
-        """True if the other order makes the caller's loop slower, and the loop is not ahead of the device. The device
-        takes ``times`` for this variant in the program's order, and more for a loop that has other work as well."""
-        if min(map(len, self.loops.values())) < TURNS:
-            return False
-        program, dependences = map(median, self.loops.values())
-        ahead = program <= (1 - LOOP_MARGIN) * median(times) or median(self.lags or [0.0]) > LOOP_MARGIN * program
-        return not ahead and dependences > (1 + LOOP_MARGIN) * program
+    def _slows_the_loop(self) -> bool:
+        """True if the caller's loop takes longer in the other order."""
+        program, dependences = (median(found) if len(found) >= TURNS else math.nan for found in self.loops.values())
+        return dependences > (1 + MARGIN) * program
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A call in one order: its timer, if there is one; its start time; the turn of the call before, until both are
+    """A call in one order: its timer, if there is one; the call before, if it was in the same order, until both are
     over; and the seconds that it took, once they are known."""
 
     order: str
     timer: Timer | None
-    began: float
     before: _Turn | None
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Past:
-    """A timed call: the seconds that the host took, and the time at which timing it ended."""
-
-    turn: _Turn
-    seconds: float
-    left: float
-
-
 def _plan() -> Iterator[str]:
-    """The order of each turn, round by round."""
+    """The order of each timed call, round by round."""
     drawn = random.Random(0)
     for _ in range(ROUNDS):
-        turns = [PROGRAM, DEPENDENCES] * TURNS
-        drawn.shuffle(turns)
-        yield from turns
+        for order in drawn.sample([PROGRAM, DEPENDENCES], 2):
+            yield from [order] * TURNS
 
 
 _PLAN = tuple(_plan())
@@ -177,14 +158,13 @@ class Contest:
         driver: Driver,
         args: Sequence[Any],
         path: Path | None,
-        clock: Callable[[], float] = perf_counter,
         margin: float = MARGIN,
     ) -> None:
-        self._driver, self._device, self._clock = driver, device_of(args), clock
+        self._driver, self._device = driver, device_of(args)
         self._rounds = _Rounds(path, margin)
         self._under_way: deque[_Turn] = deque()
         self._vain = 0
-        self._last: _Past | None = None
+        self._last: _Turn | None = None
         """The previous call, if it was timed."""
         self._leaving: list[object] = []
         """The call that looks for a decision, followed by those that leave this to it."""
@@ -194,26 +174,22 @@ class Contest:
     def enter(self) -> _Turn | None:
         """Begin to time the current call, in the order whose turn it is. Returns None if it is to be replayed as
         before, and not timed. Only ``leave`` counts a call, since it may turn out to be another variant's."""
-        before = self._come_round()
         order = None if self._vain >= PATIENCE else self._next()
-        timer = None if order is None else self._driver.timer(self._device)
-        if order is None or timer is None:
+        turn = None if order is None else self._begin(order)
+        if turn is None or turn.timer is None:
             return None
         self._vain += 1
-        return _Turn(order, timer, self._clock(), before)
+        return turn
 
-    def _come_round(self) -> _Turn | None:
-        """Note that a call begins: if the last one was timed, the caller's loop came round. Returns the last turn."""
-        last, self._last = self._last, None
-        if last is None:
-            return None
-        self._rounds.loops[last.turn.order].append(last.seconds + self._clock() - last.left)
-        return last.turn
+    def _begin(self, order: str) -> _Turn:
+        before, self._last = self._last, None
+        follows = before is not None and before.order == order
+        return _Turn(order, self._driver.timer(self._device), before if follows else None)
 
     def leave(self, turn: _Turn | None, choose: Callable[[Decision], None]) -> None:
         """Count a call of ``turn``, which was submitted. ``choose`` is called with the decision at the end of the call
         that finds it, and again at the end of the next one as long as it raises."""
-        seconds, me = 0.0 if turn is None else self._clock() - turn.began, object()
+        me = object()
         try:
             self._stop(turn)
             self._leaving.append(me)
@@ -225,7 +201,7 @@ class Contest:
         finally:
             if me in self._leaving:
                 self._leaving.remove(me)
-            self._last = None if turn is None else _Past(turn, seconds, self._clock())
+            self._last = turn
 
     def _stop(self, turn: _Turn | None) -> None:
         self._vain = 0
@@ -249,7 +225,7 @@ class Contest:
         self._rounds.calls[turn.order].append(turn.seconds)
         before, turn.before = turn.before, None
         if before is not None and before.timer is not None and before.seconds is not None:
-            self._rounds.lags.append(timer.since(before.timer) - (turn.began - before.began))
+            self._rounds.loops[turn.order].append(timer.since(before.timer))
         return True
 
     def _judge(self) -> Decision | None:
@@ -264,6 +240,8 @@ class Contest:
         """The order whose turn it is; None while calls under way may decide. Threads may have shared a turn."""
         place = self._rounds.timed + len(self._under_way)
         if place < len(_PLAN):
+            if place % TURNS == 0 and self._under_way:
+                self._driver.synchronise(self._device)
             return _PLAN[place]
         short = [order for order, calls in self._rounds.calls.items() if len(calls) < ROUNDS * TURNS]
         return None if self._under_way or not short else short[0]
@@ -289,19 +267,15 @@ class JointContest(Contest):
         args: Sequence[Any],
         place: Callable[[], int],
         agree: Callable[[str | None], bool],
-        clock: Callable[[], float] = perf_counter,
         margin: float = MARGIN,
     ) -> None:
-        super().__init__(driver, args, None, clock, margin)
+        super().__init__(driver, args, None, margin)
         self._place, self._agree = place, agree
         self._timed_calls: list[int] = []
 
     def enter(self) -> _Turn | None:
-        before = self._come_round()
         place = self._place()
-        if place >= self.TURNS:
-            return None
-        return _Turn(_PLAN[place], self._driver.timer(self._device), self._clock(), before)
+        return None if place >= self.TURNS else self._begin(_PLAN[place])
 
     def _stop(self, turn: _Turn | None) -> None:
         super()._stop(turn)
@@ -326,7 +300,7 @@ class JointContest(Contest):
 
 # -- decisions on disk -------------------------------------------------------------------------------------------------
 
-_SCHEMA = 10
+_SCHEMA = 11
 """Part of the key. Raised when a field or the procedure changes."""
 
 

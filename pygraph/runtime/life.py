@@ -75,8 +75,8 @@ Function: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 _MAX_REFUSALS = 2
 """Variants left uncaptured for good that retire a never captured region (one, if no scalar distinguishes calls)."""
 
-_CONTESTS = 3
-"""Variants timed in two orders at once, at most; after so many decisions in a row for the program's order, none is."""
+_TRIES = 3
+"""Decisions in a row for the program's order after which no other order is tried."""
 
 _WORTH_TRYING = 0.95
 """Another order is tried only if the longest path has less than this fraction of the launches."""
@@ -219,7 +219,7 @@ class Lives:
             return False
         if not self._pays or not self.fits(variant, args):
             return False
-        if self.table.contested_now < _CONTESTS:
+        if not live.contested(self.device):  # a contest disturbs others, whichever region's they are
             return True
         self._queued += 1
         return self._queued > PATIENCE
@@ -257,7 +257,7 @@ class Lives:
             self._keep_order(variant, rival)
             self._answer(variant, call)
             return
-        contest = Contest(self.subject.driver, call.args, self._kept_path(call.args), self.subject.clock)
+        contest = Contest(self.subject.driver, call.args, self._kept_path(call.args))
         refusal = self._judge(variant, rival, call).refusal or self.make_room(variant, rival)
         if refusal is not None:
             rival.executable.close()
@@ -697,7 +697,7 @@ class Lives:
     def _no_order_gains(self) -> bool:
         """True if the last few variants kept the order of the program. No other order is tried then, since each attempt
         takes a capture."""
-        return [each.order for each in self.record.orders[-_CONTESTS:]] == [PROGRAM] * _CONTESTS
+        return [each.order for each in self.record.orders[-_TRIES:]] == [PROGRAM] * _TRIES
 
     @property
     def _pays(self) -> bool:

@@ -360,9 +360,9 @@ class VariantTable:
         return sum(variant.contesting for variant in self.captured)
 
     @property
-    def contested_now(self) -> int:
-        """Number of variants that are timed in two orders."""
-        return sum(variant.contest is not None for variant in self.captured)
+    def contested(self) -> bool:
+        """True if a variant is timed in two orders."""
+        return any(variant.contest is not None for variant in self.captured)
 
     def under(self, key: Hashable) -> tuple[Variant, ...]:
         """The captured variants of a key."""

@@ -283,12 +283,12 @@ def joint(lives: Lives, ballot: Ballot, variant: Variant, sends: str) -> Generat
 
 def _contest(lives: Lives, vote: Vote, call: Call, margin: float) -> JointContest:
     """The contest that times the calls after ``call``."""
-    record, subject = lives.record, lives.subject
+    record = lives.record
 
     def place() -> int:
         return record.replays + record.uncaptured - vote.call
 
-    return JointContest(subject.driver, call.args, place, vote.won, subject.clock, margin)
+    return JointContest(lives.subject.driver, call.args, place, vote.won, margin)
 
 
 def _chosen(
