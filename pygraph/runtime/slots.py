@@ -38,7 +38,7 @@ _PAIRS = 1 << 44
 """Below this, an address may as well be two 32-bit numbers in one word. Above, the upper number would exceed 4096, and
 the lower one would still have to be exactly where somebody's memory begins."""
 
-_OF_ATEN = "_ZN2at6native"
+OF_ATEN = "_ZN2at6native"
 """Prefix of the symbols of ATen's own kernels. Their parameters are addresses of tensors' elements, at offsets that
 follow from sizes. A library's kernels may round addresses in a workspace up, so that offsets depend on its address."""
 
@@ -237,7 +237,7 @@ class _Pair:
         x, y = a.words[position], b.words[position]
         if x == y:
             return self.known.inside(x) is None or a.unowned_at(position) is not None
-        of_aten = a.name.startswith(_OF_ATEN)
+        of_aten = a.name.startswith(OF_ATEN)
         if of_aten and doubt.reason == "half-address" and a.may_access == b.may_access:
             return a.unowned_at(position) is None and b.unowned_at(position) is None
         left = {each.key for each in self.left.places(x, a.index)}

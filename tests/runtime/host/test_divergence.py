@@ -17,6 +17,7 @@ from pygraph.runtime.contract import Executable
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.region import Region, RegionOptions
+from pygraph.runtime.slots import SlotTable, sequence
 from pygraph.runtime.variants import Checked
 from tests.runtime.host.replays import make_program
 from tests.runtime.programs import region_calls
@@ -88,6 +89,23 @@ def test_a_number_that_changes_is_named_although_it_may_not_matter(driver: HostD
             assert "is another number in each capture" in finding.text
             changed += 1
     assert changed
+
+
+@pytest.mark.parametrize(("name", "right"), [("_ZN2at6native6kernelEv", True), ("triton_poi_fused_0", False)])
+def test_an_address_where_another_capture_has_a_number_may_be_unset_bytes_of_an_aten_kernel(
+    driver: HostDriver, name: str, right: bool
+) -> None:
+    call = region("mlp")
+    program = make_program(driver, call.fn, call.args)
+    launches = tuple(replace(each, name=name) for each in program.recording.launches)
+    program = replace(program, recording=replace(program.recording, launches=launches))
+    lost, *others = sorted(program.slots, key=lambda slot: slot.launch)
+    table = SlotTable(tuple(others), (), sequence(program.recording), ())
+    with mock.patch("pygraph.debug.diagnose._captured_again", return_value=table):
+        finding = found(driver, call, program, lost.launch)
+    assert finding.right == right
+    with mock.patch("pygraph.debug.diagnose._captured_again", return_value=replace(table, slots=program.slots)):
+        assert not found(driver, call, replace(program, slots=table.slots), lost.launch).right, "an address is left out"
 
 
 def test_the_first_of_several_is_named(driver: HostDriver) -> None:
