@@ -90,9 +90,9 @@ def longest_path(program: Program) -> int:
 
 def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple[Program, str]:
     """``program`` in the ``order`` of the capture (``program``), or by ``dependences``: launches wait only for those on
-    which they depend, in up to MOST_LANES lanes. Fewer lanes are used if all of them would exceed the
-    uncaptured program's peak by more than LEAST and ``memory`` times the peak. As captured, if nothing runs in
-    parallel."""
+    which they depend, in up to MOST_LANES lanes. Fewer lanes are used if they would exceed the uncaptured program's
+    peak, or that in the order of the capture, by more than LEAST and ``memory`` times the peak. As captured, if nothing
+    runs in parallel."""
     recording, slots = program.recording, program.slots
     captured = program if program.order is None else in_order(program, None)
     if order == "program":

@@ -1,18 +1,20 @@
 """Measures in which of two orders of launches a captured variant is faster, by its real calls.
 
-    program ×8 | dependences ×8 | dependences ×8 | program ×8 | …
+    dependences ×8 | program ×8 | program ×8 | dependences ×8 | dependences ×8 | …
 
 The order of launches affects the time on the device, and not only of the call itself: lanes of a replay that waits in
-the stream slow the work ahead of it. So TURNS calls in a row are replayed in one order, and the host waits for the
-device between two blocks. Events around each call measure its time, and how long after the call before it starts. Calls
-of other regions, or other sizes, may come in between.
+the stream slow the work ahead of it, also that of other regions. So TURNS calls in a row are replayed in one order, the
+host waits for the device between two blocks, and one contest of a device is timed at a time. Events around each call
+measure its time, and how long after the call before it starts. Calls of other regions, or other sizes, may come in
+between.
 
 Of ROUNDS rounds, each a block in either order, the other order has to win all but one by its margin; otherwise, replays
 stay as before. A contest ends as soon as its result is certain. An order that makes the caller's loop slower, from the
 start of one call to the start of the next, is not chosen, however fast the region is. The decision is kept on disk for
 later processes. Nothing here makes a call, and no call runs twice.
 
-Ranks that must replay alike decide together (``JointContest``): on an order, and on captured collectives.
+Ranks that must replay alike decide together (``JointContest``): on an order, and on captured collectives. Their
+calls alone say whose turn it is: no rank waits for its device.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import random
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -52,8 +54,8 @@ MARGIN = 0.01
 """DEPENDENCES wins a round if its time is below the other's by more than this fraction; a loop that takes longer by
 more than this fraction is slower."""
 PATIENCE = 200
-"""Calls in a row that turn out to be another variant's, after which a contest pauses; and calls for which a variant
-waits for others' contests to go on."""
+"""Calls in a row that turn out to be another variant's, after which a contest pauses; and calls that wait for a contest
+without progress, after which it has to wait itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Decision:
         program_us: device time per call in µs, the median of the rounds; 0 if none was timed
         dependences_us: device time per call in µs in the other order; 0 if none was timed
         calls: number of calls that were timed
-        slower_loop: the other order made the caller's loop slower, but not the device
+        slower_loop: the other order made the caller's loop slower, but not the region
         path: file from which a decision of an earlier process was read
     """
 
@@ -86,7 +88,7 @@ class _Rounds:
         self.path, self._margin = path, margin
         self.calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self.loops: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
-        """Seconds from the start of a call to the start of the next, both in one order, by the device's clock."""
+        """Seconds from the start of the call before to that of a call in each order, by the device's clock."""
         self._judged = 0
         """Rounds already judged, without a decision."""
 
@@ -123,14 +125,14 @@ class _Rounds:
 
     def _slows_the_loop(self) -> bool:
         """True if the caller's loop takes longer in the other order."""
-        program, dependences = (median(found) if len(found) >= TURNS else math.nan for found in self.loops.values())
+        program, dependences = (median(found or [math.nan]) for found in self.loops.values())
         return dependences > (1 + MARGIN) * program
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A call in one order: its timer, if there is one; the call before, if it was in the same order, until both are
-    over; and the seconds that it took, once they are known."""
+    """A call in one order: its timer, if there is one; the call before, if that was timed, until both are over; and the
+    seconds that it took, once they are known."""
 
     order: str
     timer: Timer | None
@@ -138,15 +140,14 @@ class _Turn:
     seconds: float | None = None
 
 
-def _plan() -> Iterator[str]:
-    """The order of each timed call, round by round."""
-    drawn = random.Random(0)
-    for _ in range(ROUNDS):
-        for order in drawn.sample([PROGRAM, DEPENDENCES], 2):
-            yield from [order] * TURNS
-
-
-_PLAN = tuple(_plan())
+_PLAN = tuple(
+    order
+    for number in range(ROUNDS)
+    for order in ((DEPENDENCES, PROGRAM), (PROGRAM, DEPENDENCES))[number % 2]
+    for _ in range(TURNS)
+)
+"""The order of each timed call, round by round. A device that slows down, or speeds up, wins no contest: neither order
+is the first one in all rounds but one."""
 
 
 class Contest:
@@ -164,6 +165,8 @@ class Contest:
         self._rounds = _Rounds(path, margin)
         self._under_way: deque[_Turn] = deque()
         self._vain = 0
+        self._border = 0
+        """Progress at the last border of blocks."""
         self._last: _Turn | None = None
         """The previous call, if it was timed."""
         self._leaving: list[object] = []
@@ -174,17 +177,32 @@ class Contest:
     def enter(self) -> _Turn | None:
         """Begin to time the current call, in the order whose turn it is. Returns None if it is to be replayed as
         before, and not timed. Only ``leave`` counts a call, since it may turn out to be another variant's."""
-        order = None if self._vain >= PATIENCE else self._next()
+        order = None if self._vain >= PATIENCE or not self._has_turn() else self._next()
         turn = None if order is None else self._begin(order)
         if turn is None or turn.timer is None:
             return None
         self._vain += 1
         return turn
 
+    @property
+    def progress(self) -> int:
+        """Number of calls that were timed, or are under way."""
+        return self._rounds.timed + len(self._under_way)
+
+    def _has_turn(self) -> bool:
+        """True if this is the contest of its device that is timed, perhaps from now on."""
+        watch = _timed.get(self._device)
+        if watch is None or watch.contest() is not self:
+            if not may_begin(self._device):
+                return False
+            self._take_turn()
+        return True
+
+    def _take_turn(self) -> None:
+        _timed[self._device] = _Watch(weakref.ref(self), self.progress)
+
     def _begin(self, order: str) -> _Turn:
-        before, self._last = self._last, None
-        follows = before is not None and before.order == order
-        return _Turn(order, self._driver.timer(self._device), before if follows else None)
+        return _Turn(order, self._driver.timer(self._device), self._last)
 
     def leave(self, turn: _Turn | None, choose: Callable[[Decision], None]) -> None:
         """Count a call of ``turn``, which was submitted. ``choose`` is called with the decision at the end of the call
@@ -238,13 +256,39 @@ class Contest:
 
     def _next(self) -> str | None:
         """The order whose turn it is; None while calls under way may decide. Threads may have shared a turn."""
-        place = self._rounds.timed + len(self._under_way)
+        place = self.progress
         if place < len(_PLAN):
-            if place % TURNS == 0 and self._under_way:
+            if place % TURNS == 0 and place != self._border:
+                self._border = place
                 self._driver.synchronise(self._device)
             return _PLAN[place]
         short = [order for order, calls in self._rounds.calls.items() if len(calls) < ROUNDS * TURNS]
         return None if self._under_way or not short else short[0]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A contest that is timed, its progress, and the calls that have waited for it since."""
+
+    contest: weakref.ref[Contest]
+    progress: int
+    waited: int = 0
+
+
+_timed: dict[torch.device | None, _Watch] = {}
+"""By device, the contest that is timed, or was the last one."""
+
+
+def may_begin(device: torch.device | None) -> bool:
+    """True if no contest of ``device`` is to be waited for: there is none, or PATIENCE calls have waited in vain."""
+    watch = _timed.get(device)
+    contest = None if watch is None else watch.contest()
+    if watch is None or contest is None:
+        return True
+    if contest.progress != watch.progress:
+        watch.progress, watch.waited = contest.progress, 0
+    watch.waited += 1
+    return watch.waited > PATIENCE
 
 
 class JointContest(Contest):
@@ -275,7 +319,10 @@ class JointContest(Contest):
 
     def enter(self) -> _Turn | None:
         place = self._place()
-        return None if place >= self.TURNS else self._begin(_PLAN[place])
+        if place >= self.TURNS:
+            return None
+        self._take_turn()
+        return self._begin(_PLAN[place])
 
     def _stop(self, turn: _Turn | None) -> None:
         super()._stop(turn)

@@ -36,7 +36,7 @@ from pygraph.program.steps import WORTHWHILE, timeline
 from pygraph.runtime import live
 from pygraph.runtime.asked import is_asked
 from pygraph.runtime.compare import Verdict, compare, verify
-from pygraph.runtime.contest import DEPENDENCES, PATIENCE, PROGRAM, Contest, Decision, kept_path, read
+from pygraph.runtime.contest import DEPENDENCES, PROGRAM, Contest, Decision, kept_path, may_begin, read
 from pygraph.runtime.contract import Driver, Executable, uses
 from pygraph.runtime.control import trying_bodies, watching
 from pygraph.runtime.critical import interruptible, without_collection
@@ -44,6 +44,7 @@ from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
 from pygraph.runtime.events import Journal, Sizes, counts
 from pygraph.runtime.forecast import Workspace
+from pygraph.runtime.identity import device_of
 from pygraph.runtime.judge import ODD_REPLAY
 from pygraph.runtime.ledger import TIMED, Ledger
 from pygraph.runtime.proof import Proof, proof_path
@@ -155,8 +156,6 @@ class Lives:
         self._failures = 0
         self._odd: tuple[Variant, bytes] | None = None
         """The variant whose last judged replay was the odd one, and the fingerprint of the arguments of that call."""
-        self._queued = 0
-        """Calls of variants that wait for a contest to end, since the last turn of one."""
         self._paths: dict[int, int] = {}
         """Longest path of programs by their number of launches: programs of other sizes differ little."""
         self._began: float | None = None
@@ -219,10 +218,7 @@ class Lives:
             return False
         if not self._pays or not self.fits(variant, args):
             return False
-        if not live.contested(self.device):  # a contest disturbs others, whichever region's they are
-            return True
-        self._queued += 1
-        return self._queued > PATIENCE
+        return may_begin(device_of(args))
 
     # -- the life of a variant -----------------------------------------------------------------------------------------
 
@@ -729,7 +725,6 @@ class Lives:
             if outputs is None:
                 outputs = serial.replay(args)
             if outputs is not None:
-                self._queued = 0
                 contest.leave(turn, choose)
             return outputs
 

@@ -161,11 +161,6 @@ def held_bytes(device: torch.device, owner: Owner | None = None) -> int:
     return sum(region.record.held_bytes for region in mine if region.device == device)
 
 
-def contested(device: torch.device) -> bool:
-    """True if a capture on ``device`` is timed in two orders of its launches."""
-    return any(region.contested for region in regions() if region.device == device)
-
-
 def make_room(device: torch.device, nbytes: int, limit: int, spared: Variant, owner: Owner) -> bool:
     """Free the least recently used captures of ``owner`` on ``device``, except that of ``spared``, until ``nbytes``
     more fit into ``limit``. Returns False, with nothing freed, if freeing all of them would not be enough.

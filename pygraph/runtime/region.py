@@ -310,11 +310,6 @@ class Region:
         """Device on which it is captured, known after the first call."""
         return self._lives.device
 
-    @property
-    def contested(self) -> bool:
-        """True if one of its captures is timed in two orders of its launches."""
-        return self._lives.table.contested
-
     def captures(self) -> list[live.Capture]:
         """All captures except those on which ranks have agreed."""
         lives = self._lives

@@ -359,11 +359,6 @@ class VariantTable:
         """Number of variants that are tried, or will be, in another order of their launches."""
         return sum(variant.contesting for variant in self.captured)
 
-    @property
-    def contested(self) -> bool:
-        """True if a variant is timed in two orders."""
-        return any(variant.contest is not None for variant in self.captured)
-
     def under(self, key: Hashable) -> tuple[Variant, ...]:
         """The captured variants of a key."""
         return tuple(self._replayed.get(key, ()))

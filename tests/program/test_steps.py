@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.program.default import LEAST, in_order, ordered, renamed
+from pygraph.program.default import DEFAULT_PASSES, LEAST, in_order, ordered, renamed
 from pygraph.program.dependences import in_lanes
 from pygraph.program.order import Order
 from pygraph.program.program import GraphSegment, Layout, Program, Slot
@@ -135,27 +135,31 @@ def test_dead_arguments_are_let_go_of_and_returned_ones_are_not() -> None:
     assert {last for _, last in segments.owned.values()} == {len(segments.bounds) - 1}
 
 
-def reused(capture: Capture) -> None:
-    """A buffer that is overwritten when it is no longer needed, beside a workspace that no launch uses. Its caller lets
-    go of the argument."""
-    x, _, a, b, output = capture.input(8 * MB), *(capture.pool(size * MB) for size in (32, 4, 4, 2))
-    for source, target in ((x, a), (a, b), (x, a)):
-        capture.launch(source, target, uses=[reads(0, 4 * MB), writes(1, 4 * MB)])
-    capture.launch(a, b, output, uses=[reads(0, 4 * MB), reads(1, 4 * MB), writes(2, 2 * MB)])
+def reused(capture: Capture, output: int) -> None:
+    """A buffer that is overwritten when it is no longer needed, beside two workspaces that no launch uses. The caller
+    lets go of the argument."""
+    x, a, b, c, end = capture.input(8 * MB), *(capture.pool(size * MB) for size in (4, 4, 16, output))
+    for size in (32, 1):
+        capture.pool(size * MB)
+    for source, target in ((x, a), (a, b), (b, c), (b, a)):
+        capture.launch(source, target, uses=[reads(0, 4 * MB), writes(1, (16 if target == c else 4) * MB)])
+    capture.launch(a, b, end, uses=[reads(0, 4 * MB), reads(1, 4 * MB), writes(2, output * MB)])
     capture.fresh(3)
 
 
-def test_the_uncaptured_program_holds_buffers_as_captured_and_workspaces_throughout() -> None:
-    region = program(reused)
+@pytest.mark.parametrize(("output", "most"), [(2, 4 + 4 + 16), (64, 4 + 4 + 64)])
+def test_the_uncaptured_program_holds_buffers_as_captured_and_a_workspace_throughout(output: int, most: int) -> None:
+    region = program(reused, output)
     split, _ = renamed(region)
     assert len(split.recording.allocations) == len(region.recording.allocations) + 1
-    assert uncaptured_peak(region) == uncaptured_peak(split) == (8 + 4 + 4 + 32) * MB
-    assert cut(in_order(split, None)).ideal == (8 + 4 + 4) * MB
+    assert uncaptured_peak(region) == uncaptured_peak(split) == (most + 32) * MB
+    assert uncaptured_peak(program(reused, output, held=frozenset({0}))) == (8 + most + 32) * MB
+    assert cut(in_order(split, None)).ideal == max(most - 4, 4 + 4 + output) * MB
 
 
-def forked(capture: Capture, size: int, workspace: int) -> None:
-    """Two branches, of which each has an intermediate of ``size`` bytes."""
-    x, ends = capture.input(64), []
+def forked(capture: Capture, size: int, workspace: int, given: int = 64) -> None:
+    """Two branches, of which each has an intermediate of ``size`` bytes. ``given``: bytes of the argument."""
+    x, ends = capture.input(given), []
     capture.pool(workspace)
     for _ in range(2):
         wide, narrow = capture.pool(size), capture.pool(64)
@@ -182,6 +186,13 @@ def test_launches_run_in_parallel_if_the_uncaptured_program_holds_as_much(
 ) -> None:
     found = ordered(in_order(program(forked, size, workspace), None), "dependences", memory)[0].order
     assert len(set(() if found is None else found.lanes)) == lanes
+
+
+@pytest.mark.parametrize(("size", "lanes"), [(2 * MB, 2), (4 * MB, 0)])
+def test_by_default_launches_in_parallel_take_three_per_cent(size: int, lanes: int) -> None:
+    region = in_order(program(forked, size, 0, 96 * MB), None)
+    for found in (ordered(region, "dependences")[0], DEFAULT_PASSES(region, "dependences")):
+        assert len(set(() if found.order is None else found.order.lanes)) == lanes
 
 
 def tables(capture: Capture) -> None:

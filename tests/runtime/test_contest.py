@@ -11,13 +11,12 @@ import runpy
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from threading import Thread
 from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import Mock
-from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -30,9 +29,9 @@ from pygraph.program.default import DefaultPasses
 from pygraph.program.program import Program
 from pygraph.program.recording import Recording
 from pygraph.report.facts import order_text
+from pygraph.runtime import contest
 from pygraph.runtime import life as life_module
-from pygraph.runtime import live
-from pygraph.runtime.contest import _PLAN, Contest, Decision, JointContest
+from pygraph.runtime.contest import _PLAN, PATIENCE, Contest, Decision, JointContest
 from pygraph.runtime.contract import Executable, Timer
 from pygraph.runtime.discover import capture
 from pygraph.runtime.events import counts
@@ -106,11 +105,11 @@ world = World()
 
 
 @pytest.fixture(autouse=True)
-def _own_world(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_world() -> None:
     global world
     world = World()
     counts.clear()
-    monkeypatch.setattr(live, "_regions", WeakValueDictionary())
+    contest._timed.clear()
 
 
 def uncaptured(args: list[Any]) -> Sequence[Any]:
@@ -314,17 +313,73 @@ def test_orders_take_turns_by_blocks_between_which_the_host_waits() -> None:
     assert driver.waits == len(blocks) - 1
 
 
-def test_one_region_is_timed_at_a_time() -> None:
+@pytest.mark.parametrize("count", [2, 8])
+def test_regions_are_timed_one_after_the_other(count: int) -> None:
+    """However many wait, and however long."""
     world.host["dependences"] = 0.5 * FAST
-    one, other = (make(driver=Parallel(), order="measured")[0] for _ in range(2))
-    for _ in range(3 + TURNS - 1):
-        call(one)
-        call(other)
-        assert not other.contested
-    assert one.contested
-    call(one)
-    call(other)
-    assert (one.contested, other.contested) == (False, True)
+    regions = [make(driver=Parallel(), order="measured")[0] for _ in range(count)]
+    for _ in range(3 + count * (TURNS + 4)):
+        undecided = [region for region in regions if not region.record.orders]
+        world.ran.clear()
+        for region in undecided:
+            call(region)
+        timed = [one for one, following in pairwise([*world.ran, ""]) if following != "uncaptured"]  # else compared
+        decided = sum(bool(region.record.orders) for region in undecided)
+        assert timed.count("dependences") <= 1 + decided
+    assert [region.record.orders[0].order for region in regions] == ["dependences"] * count
+
+
+def test_a_region_that_is_not_called_any_more_is_waited_for_in_vain_for_a_while_only() -> None:
+    """Nor is it by each of those that wait; and it waits itself when it comes back."""
+    world.host["dependences"] = 0.5 * FAST
+    stalled, *others = (make(driver=Parallel(), order="measured")[0] for _ in range(3))
+    call(stalled, 3 + 5)
+    call(others[0], 3 + PATIENCE + TURNS)
+    call(others[1], 3 + TURNS)
+    assert [len(each.record.orders) for each in (stalled, *others)] == [0, 1, 1]
+    call(stalled, TURNS)
+    assert len(stalled.record.orders) == 1
+
+
+def test_a_contest_of_ranks_is_timed_before_all_others() -> None:
+    """Its calls alone say whose turn it is."""
+    driver, args = Parallel(), [torch.ones(2)]
+    one, joint = Contest(driver, args, None), JointContest(driver, args, lambda: 0, Mock())
+    assert one.enter() is not None
+    assert joint.enter() is not None
+    assert one.enter() is None
+    del joint
+    assert one.enter() is not None
+
+
+@pytest.mark.parametrize("drift", [1.0015, 1.002, 1.004, 0.998])
+def test_a_device_that_changes_its_speed_does_not_decide(drift: float) -> None:
+    region, _ = make(driver=Parallel(), order="measured")
+    for _ in range(3 + 100):
+        call(region)
+        world.host = {name: cost * drift for name, cost in world.host.items()}
+    assert [each.order for each in region.record.orders] == ["program"]
+
+
+def test_sizes_of_one_key_whose_calls_alternate_are_judged_by_the_loop_as_well() -> None:
+    world.host |= {"program": 10.0, "dependences": 10.0}
+    world.device |= {"program": 100.0, "dependences": 95.0}
+    region, _ = make(driver=Parallel(), order="measured")
+    for _ in range(3 + 3 * TURNS):
+        for size in (2, 3):
+            call(region, 1, size)
+            world.drain()
+            world.now += 20.0 if world.ran[-1] == "dependences" else 0.0
+    assert [(each.order, each.slower_loop) for each in region.record.orders] == [("program", True)] * 2
+
+
+def test_the_host_waits_once_at_a_border_whoever_is_called_there() -> None:
+    driver = Recorded()
+    region, _ = make(driver=driver, order="measured")
+    call(region, 3 + 8, 3)
+    driver.waits = 0
+    call(region, 100, 2)
+    assert driver.waits < 10
 
 
 @pytest.mark.parametrize(
@@ -422,16 +477,16 @@ def test_another_order_is_tried_once_replays_have_paid_for_it(scalars: tuple[flo
     """Until then, replays take no look at the ledger or at a clock: they are counted."""
     world.host["dependences"] = 0.5 * FAST
     region, driver = make(driver=Dear(), order="measured", ledger=True)
-    for size in (4, 3, 2):
-        call(region, 2, size, *scalars)
+    call(region, 3, 3, *scalars)
+    call(region, 2, 2, *scalars)
     assert len(driver.executables) == CREDIT
     needed = math.ceil((Dear.cost + FAST) / (SLOW - FAST))  # a capture is compared
     for _ in range(needed - 1):
         call(region, 1, 2, *scalars)
         assert region.expects_replay() == (not scalars)
     assert len(driver.executables) == CREDIT
-    assert region.record.contests == 3
-    call(region, 3, 2, *scalars)
+    assert region.record.contests == 2
+    call(region, PATIENCE + 3, 2, *scalars)  # that of the other size makes no progress
     assert len(driver.executables) == CREDIT + 1
     call(region, TURNS, 2, *scalars)
     assert [each.order for each in region.record.orders] == ["dependences"]
