@@ -48,8 +48,8 @@ class Settings:
             ``capture_after``-th occurrence
         order: launches for which each launch of a replay waits: ``program``, all earlier ones; ``dependences``, those
             on which it depends; ``measured``, the faster of both in real calls
-        order_memory: fraction of the uncaptured program's peak memory that the order ``dependences`` may add, at least
-            2 MiB: the option ``memory`` of the default pass ``order``
+        order_memory: fraction of the uncaptured program's peak memory that the order ``dependences`` may add, where
+            2 MiB are always allowed: the option ``memory`` of the default pass ``order``
         collectives: ``eager``: each replay calls collectives; ``measured``: they are captured with the launches around
             them, once all ranks have found that correct and no slower
         cache_dir: folder of native libraries, order decisions, proven kernels and choices of products, for later

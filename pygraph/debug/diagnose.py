@@ -87,7 +87,8 @@ def _wrong_words(program: Program, table: SlotTable | Refusal) -> Iterator[Findi
     theirs = {(slot.launch, slot.word): slot for slot in table.slots}
     for index, word in sorted(ours.keys() | theirs.keys()):
         have, want = ours.get((index, word)), theirs.get((index, word))
-        if have != want:  # perhaps what an earlier kernel has left on the stack, where one of ATen's sets nothing
+        if have != want:
+            # ATen's kernels may leave a word unset: it holds what an earlier kernel left on the stack
             stray = want is None and program.recording.launches[index].name.startswith(OF_ATEN)
             said = f": word {word} is {_place(want)}, and a replay puts {_place(have)} there"
             yield _at(program, index, said, right=stray)

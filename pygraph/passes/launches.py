@@ -45,7 +45,8 @@ class Order(LaunchPass):
                                               k2 ──────┘
 
     Args:
-        memory: fraction of the uncaptured program's peak memory that the program may add, at least 2 MiB
+        memory: fraction of the uncaptured program's peak memory that the program may add; 2 MiB are
+            always allowed
     """
 
     name: ClassVar[str] = "order"

@@ -151,7 +151,8 @@ class DefaultPasses:
     """The default launch passes.
 
     Args:
-        order_memory: fraction of the uncaptured program's peak that a replay by dependences may take on top
+        order_memory: fraction of the uncaptured program's peak that a replay by dependences may add; 2 MiB are always
+            allowed
     """
 
     order_memory: float = ORDER_MEMORY

@@ -2,8 +2,8 @@
 
     dependences ×8 | program ×8 | program ×8 | dependences ×8 | dependences ×8 | …
 
-The order of launches affects the time on the device, and not only of the call itself: lanes of a replay that waits in
-the stream slow the work ahead of it, also that of other regions. So TURNS calls in a row are replayed in one order, the
+The order of launches affects the device's time for the call, and for the work ahead of it: lanes of a replay that waits
+in the stream slow that work, also of other regions. So TURNS calls in a row are replayed in one order, the
 host waits for the device between two blocks, and one contest of a device is timed at a time. Events around each call
 measure its time, and how long after the call before it starts. Calls of other regions, or other sizes, may come in
 between.
@@ -14,7 +14,7 @@ start of one call to the start of the next, is not chosen, however fast the regi
 later processes. Nothing here makes a call, and no call runs twice.
 
 Ranks that must replay alike decide together (``JointContest``): on an order, and on captured collectives. Their
-calls alone say whose turn it is: no rank waits for its device.
+calls alone say whose turn it is: no rank waits for its device before the last turn.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import dataclasses
 import logging
 import math
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,8 +54,8 @@ MARGIN = 0.01
 """DEPENDENCES wins a round if its time is below the other's by more than this fraction; a loop that takes longer by
 more than this fraction is slower."""
 PATIENCE = 200
-"""Calls in a row that turn out to be another variant's, after which a contest pauses; and calls that wait for a contest
-without progress, after which it has to wait itself."""
+"""Calls in a row that turn out to be another variant's, after which a contest pauses; and calls of one variant that
+wait for a contest without progress, after which that contest loses its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ class _Rounds:
         self.path, self._margin = path, margin
         self.calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
         self.loops: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
-        """Seconds from the start of the call before to that of a call in each order, by the device's clock."""
+        """Seconds from the start of the call before to that of a call in each order, by the device's clock. If a loop
+        calls the region several times, the most frequent distance counts."""
         self._judged = 0
         """Rounds already judged, without a decision."""
 
@@ -146,8 +147,8 @@ _PLAN = tuple(
     for order in ((DEPENDENCES, PROGRAM), (PROGRAM, DEPENDENCES))[number % 2]
     for _ in range(TURNS)
 )
-"""The order of each timed call, round by round. A device that slows down, or speeds up, wins no contest: neither order
-is the first one in all rounds but one."""
+"""The order of each timed call, round by round. A drift of the device's speed decides no contest: neither order comes
+first in four rounds."""
 
 
 class Contest:
@@ -166,7 +167,7 @@ class Contest:
         self._under_way: deque[_Turn] = deque()
         self._vain = 0
         self._border = 0
-        """Progress at the last border of blocks."""
+        """Number of the block before which the host has waited."""
         self._last: _Turn | None = None
         """The previous call, if it was timed."""
         self._leaving: list[object] = []
@@ -177,7 +178,9 @@ class Contest:
     def enter(self) -> _Turn | None:
         """Begin to time the current call, in the order whose turn it is. Returns None if it is to be replayed as
         before, and not timed. Only ``leave`` counts a call, since it may turn out to be another variant's."""
-        order = None if self._vain >= PATIENCE or not self._has_turn() else self._next()
+        if self._vain >= PATIENCE or not self._has_turn():
+            return None
+        order = self._next()
         turn = None if order is None else self._begin(order)
         if turn is None or turn.timer is None:
             return None
@@ -193,12 +196,12 @@ class Contest:
         """True if this is the contest of its device that is timed, perhaps from now on."""
         watch = _timed.get(self._device)
         if watch is None or watch.contest() is not self:
-            if not may_begin(self._device):
+            if not may_begin(self._device, self):
                 return False
-            self._take_turn()
+            self.take_turn()
         return True
 
-    def _take_turn(self) -> None:
+    def take_turn(self) -> None:
         _timed[self._device] = _Watch(weakref.ref(self), self.progress)
 
     def _begin(self, order: str) -> _Turn:
@@ -242,7 +245,8 @@ class Contest:
             return False
         self._rounds.calls[turn.order].append(turn.seconds)
         before, turn.before = turn.before, None
-        if before is not None and before.timer is not None and before.seconds is not None:
+        first = len(self._rounds.calls[turn.order]) % TURNS == 1  # of a block, before which the host has waited
+        if not first and before is not None and before.timer is not None and before.seconds is not None:
             self._rounds.loops[turn.order].append(timer.since(before.timer))
         return True
 
@@ -258,9 +262,8 @@ class Contest:
         """The order whose turn it is; None while calls under way may decide. Threads may have shared a turn."""
         place = self.progress
         if place < len(_PLAN):
-            if place % TURNS == 0 and place != self._border:
-                self._border = place
-                self._driver.synchronise(self._device)
+            if place // TURNS != self._border and self._driver.synchronise(self._device):
+                self._border = place // TURNS
             return _PLAN[place]
         short = [order for order, calls in self._rounds.calls.items() if len(calls) < ROUNDS * TURNS]
         return None if self._under_way or not short else short[0]
@@ -268,27 +271,28 @@ class Contest:
 
 @dataclass(slots=True)
 class _Watch:
-    """A contest that is timed, its progress, and the calls that have waited for it since."""
+    """A contest that is timed, its progress, and the calls of each waiter since, by its ``id``."""
 
     contest: weakref.ref[Contest]
     progress: int
-    waited: int = 0
+    waited: Counter[int] = field(default_factory=Counter)
 
 
 _timed: dict[torch.device | None, _Watch] = {}
 """By device, the contest that is timed, or was the last one."""
 
 
-def may_begin(device: torch.device | None) -> bool:
-    """True if no contest of ``device`` is to be waited for: there is none, or PATIENCE calls have waited in vain."""
+def may_begin(device: torch.device | None, waiter: object) -> bool:
+    """True if ``waiter`` need not wait for a contest of ``device``: there is none, or it makes no progress. Counts this
+    call as one that waits."""
     watch = _timed.get(device)
     contest = None if watch is None else watch.contest()
     if watch is None or contest is None:
         return True
     if contest.progress != watch.progress:
-        watch.progress, watch.waited = contest.progress, 0
-    watch.waited += 1
-    return watch.waited > PATIENCE
+        watch.progress, watch.waited = contest.progress, Counter()
+    watch.waited[id(waiter)] += 1
+    return watch.waited[id(waiter)] > PATIENCE
 
 
 class JointContest(Contest):
@@ -321,7 +325,7 @@ class JointContest(Contest):
         place = self._place()
         if place >= self.TURNS:
             return None
-        self._take_turn()
+        self.take_turn()
         return self._begin(_PLAN[place])
 
     def _stop(self, turn: _Turn | None) -> None:

@@ -3,9 +3,9 @@
     spent = Σ over captures of (the call that captured - an uncaptured call)
     saved = Σ over replays of (an uncaptured call of its variant - a replay)
 
-All times are host times of ordinary calls: nothing runs only to be timed. A capture is assumed to
-cost as much as the cheapest so far, which loads nothing. The ``missed`` time of a variant is what its uncaptured calls
-would have saved as replays. It is captured if
+All times are host times of ordinary calls: nothing runs only to be timed. A capture is assumed to cost as much as the
+cheapest so far, which loads nothing. The ``missed`` time of a variant is what its uncaptured calls would have saved as
+replays. It is captured if
 
     (captures - 3) × cost + cost ≤ saved    captures have paid, or are the first three
     or missed ≥ cost                        its own calls would have paid for it

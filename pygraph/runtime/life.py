@@ -218,7 +218,7 @@ class Lives:
             return False
         if not self._pays or not self.fits(variant, args):
             return False
-        return may_begin(device_of(args))
+        return may_begin(device_of(args), variant)
 
     # -- the life of a variant -----------------------------------------------------------------------------------------
 
@@ -740,6 +740,7 @@ class Lives:
             self.prefer(variant)
 
         if self.table.replace(variant, self.timed(variant, contested), serial, rival, contest=contest):
+            contest.take_turn()
             return True
         rival.close()
         return False

@@ -271,7 +271,7 @@ class Recorded(Parallel):
     waits = 0
 
     def timer(self, device: torch.device | None) -> Timer | None:
-        self.last = WorldTimer()
+        self.last = None if self.captured_by_user else WorldTimer()
         return self.last
 
     def synchronise(self, device: torch.device | None) -> bool:
@@ -339,6 +339,45 @@ def test_a_region_that_is_not_called_any_more_is_waited_for_in_vain_for_a_while_
     assert [len(each.record.orders) for each in (stalled, *others)] == [0, 1, 1]
     call(stalled, TURNS)
     assert len(stalled.record.orders) == 1
+
+
+def test_waiting_regions_hold_no_other_order_and_do_not_lose_patience_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest, "PATIENCE", 5)
+    world.host["dependences"] = 0.5 * FAST
+    regions = [make(driver=Parallel(), order="measured")[0] for _ in range(8)]
+    for _ in range(3 + 2 * TURNS):
+        for region in regions:
+            call(region)
+        begun = [each for region in regions for each in region._lives.table.captured if each.contest is not None]
+        assert len(begun) <= 1
+    assert sum(bool(region.record.orders) for region in regions) == 2
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+def test_a_region_that_a_loop_calls_twice_is_judged_by_like_distances(lead: int) -> None:
+    """From the first call of an iteration to the second, and from there to the next iteration."""
+    world.host |= {"program": 10.0, "dependences": 10.0}
+    world.device |= {"program": 100.0, "dependences": 80.0}
+    region, _ = make(driver=Parallel(), order="measured")
+    call(region, lead)
+    for _ in range(120):
+        call(region, 2)
+        world._idle_at = world.idle_at + 1000.0
+    assert [(each.order, each.slower_loop) for each in region.record.orders] == [("dependences", False)]
+
+
+def test_a_border_is_waited_at_once_the_user_has_captured() -> None:
+    world.device |= {"program": 100.0, "dependences": 90.0}
+    driver = Recorded()
+    region, _ = make(driver=driver, order="measured")
+    contested(region)
+    call(region, 8)
+    drains, driver.drains, driver.captured_by_user, driver.waits = driver.drains, lambda: False, True, 0
+    call(region)
+    assert driver.waits == 1
+    driver.drains, driver.captured_by_user = drains, False
+    call(region, 3)
+    assert driver.waits == 2
 
 
 def test_a_contest_of_ranks_is_timed_before_all_others() -> None:
