@@ -97,7 +97,8 @@ def ordered(program: Program, order: str, memory: float = ORDER_MEMORY) -> tuple
     captured = program if program.order is None else in_order(program, None)
     if order == "program":
         return captured, "as captured"
-    peak = max(uncaptured_peak(captured), cut(*_packed(captured)).held)
+    serial, lives = _packed(captured)
+    peak = max(uncaptured_peak(captured, lives), cut(serial, lives).held)
     limit = peak + max(memory * peak, LEAST)
     dependences = order_of(recording, slots)
     widest = in_lanes(dependences, MOST_LANES)

@@ -126,20 +126,20 @@ def cut(program: Program, lives: Sequence[Lifetime] | None = None) -> Plan:
     return segmented if whole.held - segmented.held >= WORTHWHILE else whole
 
 
-def uncaptured_peak(program: Program) -> int:
+def uncaptured_peak(program: Program, lives: Sequence[Lifetime] | None = None) -> int:
     """Bytes at the peak of ``program``, in the order of its capture, when it runs uncaptured. Renamed allocations are
     those that they were captured as. The largest allocation that no launch uses counts throughout: torch keeps a
-    library's workspace, which a replay takes only if a kernel uses it."""
-    facts = _Facts(program)
+    library's workspace, which a replay takes only if a kernel uses it. ``lives`` are its lifetimes, if known."""
+    facts = _Facts(program, lives)
     pool = [each for each in program.recording.allocations if each.kind is AllocationKind.POOL]
     addresses = {each.index: each.address for each in pool}
     spans = {life.index: (life.first, life.last) for life in facts.lives} | facts.owned
-    lives: dict[int, tuple[int, int, int]] = {}
+    held: dict[int, tuple[int, int, int]] = {}
     for index, (first, last) in spans.items():
-        begin, end, nbytes = lives.get(addresses[index], (first, last, facts.sizes[index]))
-        lives[addresses[index]] = min(begin, first), max(end, last), nbytes
+        begin, end, nbytes = held.get(addresses[index], (first, last, facts.sizes[index]))
+        held[addresses[index]] = min(begin, first), max(end, last), nbytes
     unused = max((each.nbytes for each in pool if each.index not in spans), default=0)
-    return unused + max(_sums(max(facts.launches, 1), [*facts.arguments, *lives.values()]))
+    return unused + max(_sums(max(facts.launches, 1), [*facts.arguments, *held.values()]))
 
 
 def pieces(layout: Layout, sizes: Mapping[int, int]) -> list[tuple[int, dict[int, int]]]:

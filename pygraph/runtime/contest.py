@@ -155,13 +155,7 @@ class Contest:
     """Times one variant in two orders of its launches, as its calls come in, perhaps from several threads at once. Its
     device is that of ``args``, the call that was captured."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        args: Sequence[Any],
-        path: Path | None,
-        margin: float = MARGIN,
-    ) -> None:
+    def __init__(self, driver: Driver, args: Sequence[Any], path: Path | None, margin: float = MARGIN) -> None:
         self._driver, self._device = driver, device_of(args)
         self._rounds = _Rounds(path, margin)
         self._under_way: deque[_Turn] = deque()
@@ -181,7 +175,7 @@ class Contest:
         if self._vain >= PATIENCE or not self._has_turn():
             return None
         order = self._next()
-        turn = None if order is None else self._begin(order)
+        turn = None if order is None else self._turn(order)
         if turn is None or turn.timer is None:
             return None
         self._vain += 1
@@ -202,9 +196,10 @@ class Contest:
         return True
 
     def take_turn(self) -> None:
+        """Have others of the device wait from now on."""
         _timed[self._device] = _Watch(weakref.ref(self), self.progress)
 
-    def _begin(self, order: str) -> _Turn:
+    def _turn(self, order: str) -> _Turn:
         return _Turn(order, self._driver.timer(self._device), self._last)
 
     def leave(self, turn: _Turn | None, choose: Callable[[Decision], None]) -> None:
@@ -279,7 +274,7 @@ class _Watch:
 
 
 _timed: dict[torch.device | None, _Watch] = {}
-"""By device, the contest that is timed, or was the last one."""
+"""By device (None: the current one), the contest that is timed, or was the last one."""
 
 
 def may_begin(device: torch.device | None, waiter: object) -> bool:
@@ -326,7 +321,7 @@ class JointContest(Contest):
         if place >= self.TURNS:
             return None
         self.take_turn()
-        return self._begin(_PLAN[place])
+        return self._turn(_PLAN[place])
 
     def _stop(self, turn: _Turn | None) -> None:
         super()._stop(turn)
