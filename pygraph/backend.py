@@ -169,6 +169,7 @@ class _Compiler:
             define_seeds,
             inputs_in_use,
             send_early,
+            share_padding,
             unwrap_idle,
         )
         from pygraph.inductor.write_back import fingerprint, write_back
@@ -208,7 +209,12 @@ class _Compiler:
             tag = f"{self.user_tag}|pygraph {program_key(decision, manager.passes, gm)}"
             inputs = inputs_in_use(gm, example_inputs)
             products = Products(self.settings.cache_dir)
-            program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag, products.choose)
+
+            def rewrite(lowered: torch.fx.GraphModule) -> None:
+                share_padding(lowered)
+                products.choose(lowered)
+
+            program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag, rewrite)
             report.notes += products.notes
         facts = _facts(program, graph, decision, report, tag, self.settings.strict)
         kept = self.keeper is not None and self.keeper.keep(program, facts, report)

@@ -1,4 +1,5 @@
-"""Rewrites of the FX graph before it is lifted, so that more of it can be captured, or less is computed.
+"""Rewrites of the FX graph, so that more of it can be captured, or less is computed. The last one runs after Inductor's
+passes, the others before the graph is lifted.
 
 attention     without dropout needs no random state. Its seed and offset may lie on the CPU outside of a capture, never
               inside, and an output without a value or a device of its own cannot be replayed
@@ -7,6 +8,7 @@ convolutions  of a training step, forward and backward, get one layout: Inductor
               pass receives the strides of the compiled forward pass; one graph would write every activation twice
 scalars       on the device are computed once, and not again for every element of their readers
 gradients     that ranks average are sent as soon as they are known, and not only when all are
+padding       of a matrix for two products is done once, also if one of them reads it transposed
 """
 
 from __future__ import annotations
@@ -288,3 +290,42 @@ def _packing(node: FxNode) -> list[FxNode]:
                 found[each] = None
                 waiting.append(each)
     return list(reversed(found))[:-1]
+
+
+# -- padding -----------------------------------------------------------------------------------------------------------
+
+_PAD, _PERMUTE = torch.ops.aten.constant_pad_nd.default, torch.ops.aten.permute.default
+_PRODUCTS = tuple(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
+_NEAR = 64
+"""Number of nodes over which a padded matrix is held for another product; farther apart, it is padded again."""
+
+
+def share_padding(gm: torch.fx.GraphModule) -> None:
+    """Pad a matrix once for all products that read it. Inductor pads the operands of each product separately.
+
+    before:  a = pad(x, [0, 7, 0, 0]);  b = pad(permute(x, [1, 0]), [0, 0, 0, 7])
+    after:   a = pad(x, [0, 7, 0, 0]);  b = permute(a, [1, 0])
+
+    Gradients of a language model's logits are such a matrix, and often its largest: the gradients of both operands of
+    the last product are computed from it.
+    """
+    padded: dict[Any, tuple[int, FxNode, Sequence[int]]] = {}
+    for place, node in enumerate(list(gm.graph.nodes)):
+        if node.target is not _PAD or node.kwargs or not all(user.target in _PRODUCTS for user in node.users):
+            continue
+        source, padding, *value = node.args
+        order: Sequence[int] = range(node.meta["val"].dim())
+        if source.target is _PERMUTE:
+            source, order = source.args
+        ends = [tuple(padding[2 * i : 2 * i + 2]) or (0, 0) for i in reversed(range(len(order)))]
+        key = source, tuple(end for _, end in sorted(zip(order, ends, strict=True))), *value
+        since, earlier, dims = padded.get(key, (-_NEAR, node, order))
+        if place - since >= _NEAR:
+            padded[key] = place, node, order
+            continue
+        turned = [dims.index(each) for each in order]
+        with gm.graph.inserting_before(node):
+            made = gm.graph.call_function(_PERMUTE, (earlier, turned))
+        made.meta = {**node.meta, "val": earlier.meta["val"].permute(turned)}
+        node.replace_all_uses_with(made)
+        gm.graph.erase_node(node)

@@ -36,6 +36,9 @@ __all__ = ["TrainStep", "train_step"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_ORDER = "reorder_for_locality"
+"""Inductor's pass that moves each node of a graph without gradients before its first reader. In a whole step, gradients
+of parameters would be computed after the backward pass, and hold until then what they are computed from."""
 _VAIN = 16
 """Number of consecutive calls without a replay after which a step that was handed over is taken back."""
 
@@ -153,7 +156,7 @@ class TrainStep(Generic[P, R]):
     ) -> None:
         install()
         functools.update_wrapper(self, step)
-        self._options, self._fullgraph = dict(options or {}), fullgraph
+        self._options, self._fullgraph = _in_traced_order(options or {}), fullgraph
         self._held, self._key = held, key
         self._handed: _Handed[P, R] | None = None
         self._taken_back = self._given_up = False
@@ -222,6 +225,14 @@ class TrainStep(Generic[P, R]):
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """Bind to ``instance``, as a function does."""
         return self if instance is None else types.MethodType(self, instance)
+
+
+def _in_traced_order(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` under which Inductor keeps the order in which the step was traced, unless they say otherwise."""
+    patches = options.get("inductor", {})
+    if not isinstance(patches, Mapping) or not hasattr(compat.inductor_config, _ORDER):
+        return dict(options)
+    return {**options, "inductor": {_ORDER: False, **patches}}
 
 
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:

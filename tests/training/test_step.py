@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import logging
+import re
 import threading
 import types
 import warnings
@@ -151,6 +152,24 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("moved", [False, True], ids=["as-traced", "as-the-option-says"])
+def test_a_step_is_lowered_in_the_order_of_its_trace(moved: bool) -> None:
+    """Inductor fuses only what it lowers close together: both gradients of a layer read the same."""
+    options = {"inductor": {"reorder_for_locality": True}} if moved else None
+    ours, theirs = setup(OPTIMIZERS["sgd"], six_layers), setup(OPTIMIZERS["sgd"], six_layers)
+    assert_equal_training(pygraph.train_step(basic(ours), options=options), basic(theirs), ours, theirs, steps=3)
+    products = re.findall(r"extern_kernels\.mm\((\w+).* out=buf(\d+)\)", pygraph.reports()[-1].source or "")
+    of_weights = [x == "reinterpret_tensor" for x, _ in sorted(products, key=lambda found: int(found[1]))]
+    layers = [sum(of_weights[place : place + 2]) for place in range(0, 10, 2)]
+    assert len(of_weights) == 11, "a gradient of each weight, and of each input but the first"
+    assert (layers == [1] * 5) is not moved
+    assert (of_weights == [False] * 5 + [True] * 6) is moved
+
+
+def six_layers() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(5)), nn.Linear(FEATURES, CLASSES))
+
+
 def test_a_checkpointed_part_keeps_what_it_drew() -> None:
     def sgd(params: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=0.05)
