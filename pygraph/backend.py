@@ -211,7 +211,8 @@ class _Compiler:
             products = Products(self.settings.cache_dir)
 
             def rewrite(lowered: torch.fx.GraphModule) -> None:
-                share_padding(lowered)
+                if not decision.exact:  # else its readers may be in different regions
+                    share_padding(lowered)
                 products.choose(lowered)
 
             program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag, rewrite)

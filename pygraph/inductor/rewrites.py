@@ -295,37 +295,72 @@ def _packing(node: FxNode) -> list[FxNode]:
 # -- padding -----------------------------------------------------------------------------------------------------------
 
 _PAD, _PERMUTE = torch.ops.aten.constant_pad_nd.default, torch.ops.aten.permute.default
-_PRODUCTS = tuple(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
+_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 _NEAR = 64
 """Number of nodes over which a padded matrix is held for another product; farther apart, it is padded again."""
 
 
 def share_padding(gm: torch.fx.GraphModule) -> None:
-    """Pad a matrix once for all products that read it. Inductor pads the operands of each product separately.
+    """Pad a matrix once for all products that read it, also transposed. Inductor pads it for each product.
 
-    before:  a = pad(x, [0, 7, 0, 0]);  b = pad(permute(x, [1, 0]), [0, 0, 0, 7])
-    after:   a = pad(x, [0, 7, 0, 0]);  b = permute(a, [1, 0])
+    before:  a = pad(permute(x, [1, 0]), [0, 0, 0, 7]);  b = pad(x, [0, 7, 0, 0])
+    after:   b = pad(x, [0, 7, 0, 0]);  a = permute(b, [1, 0])
 
     Gradients of a language model's logits are such a matrix, and often its largest: the gradients of both operands of
-    the last product are computed from it.
+    the last product are computed from it. Nothing is shared across an operator that may write to memory.
     """
-    padded: dict[Any, tuple[int, FxNode, Sequence[int]]] = {}
-    for place, node in enumerate(list(gm.graph.nodes)):
-        if node.target is not _PAD or node.kwargs or not all(user.target in _PRODUCTS for user in node.users):
+    found: dict[Any, list[tuple[int, FxNode, bool]]] = {}
+    groups: list[tuple[Any, list[tuple[int, FxNode, bool]]]] = []
+    writes = 0
+    for place, node in enumerate(gm.graph.nodes):
+        writes += _may_write(node)
+        given = _padded_matrix(node)
+        if given is None:
             continue
-        source, padding, *value = node.args
-        order: Sequence[int] = range(node.meta["val"].dim())
-        if source.target is _PERMUTE:
-            source, order = source.args
-        ends = [tuple(padding[2 * i : 2 * i + 2]) or (0, 0) for i in reversed(range(len(order)))]
-        key = source, tuple(end for _, end in sorted(zip(order, ends, strict=True))), *value
-        since, earlier, dims = padded.get(key, (-_NEAR, node, order))
-        if place - since >= _NEAR:
-            padded[key] = place, node, order
-            continue
-        turned = [dims.index(each) for each in order]
-        with gm.graph.inserting_before(node):
-            made = gm.graph.call_function(_PERMUTE, (earlier, turned))
-        made.meta = {**node.meta, "val": earlier.meta["val"].permute(turned)}
-        node.replace_all_uses_with(made)
-        gm.graph.erase_node(node)
+        source, padding, is_transposed = given
+        key = writes, source, padding, compat.computed_again(node)
+        if key not in found or place - found[key][0][0] >= _NEAR:
+            found[key] = []
+            groups.append((key, found[key]))
+        found[key].append((place, node, is_transposed))
+    for (_, source, padding, _), group in groups:
+        if len(group) > 1:
+            _pad_once(gm.graph, source, padding, [(node, is_transposed) for _, node, is_transposed in group])
+
+
+def _may_write(node: FxNode) -> bool:
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    target: Any = node.target
+    return getattr(target, "namespace", None) not in _LOGICAL or target._schema.is_mutable
+
+
+def _padded_matrix(node: Any) -> tuple[FxNode, tuple[int, ...], bool] | None:
+    """The matrix that ``node`` pads with zeros for products alone, its padding (left, right, top, bottom), and whether
+    ``node`` pads its transpose; None for other nodes."""
+    if node.target is not _PAD or len(node.args) != 2 or not all(user.target in _PRODUCTS for user in node.users):
+        return None
+    source, padding = node.args
+    if _tensor(source) is None or _tensor(source).dim() != 2 or any(type(each) is not int for each in padding):
+        return None
+    left, right, top, bottom = (*padding, 0, 0)[:4]
+    if source.target is _PERMUTE and [each % 2 for each in source.args[1]] == [1, 0]:
+        return source.args[0], (top, bottom, left, right), True
+    return source, (left, right, top, bottom), False
+
+
+def _pad_once(
+    graph: torch.fx.Graph, source: FxNode, padding: tuple[int, ...], group: Sequence[tuple[FxNode, bool]]
+) -> None:
+    """Replace a group of nodes by one that pads ``source``, and by its transpose."""
+    with graph.inserting_before(group[0][0]):
+        whole = graph.call_function(_PAD, (source, [*padding]))
+        turned = graph.call_function(_PERMUTE, (whole, [1, 0]))
+    whole.meta = {**group[0][0].meta, "val": _PAD(_tensor(source), padding)}
+    turned.meta = {**whole.meta, "val": whole.meta["val"].permute(1, 0)}
+    for node, is_transposed in group:
+        node.replace_all_uses_with(turned if is_transposed else whole)
+        graph.erase_node(node)
+    for unread in {turned, *source.users}:  # a permutation without a reader would still count as one of ``source``
+        if unread.target is _PERMUTE and not unread.users:
+            graph.erase_node(unread)

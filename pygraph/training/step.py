@@ -28,7 +28,7 @@ from pygraph.graphs import Graph, graph
 from pygraph.graphs.held import Walk, gives_items, reachable
 from pygraph.report.model import reports
 from pygraph.runtime.reasons import BUILDING, reason_of
-from pygraph.settings import COMPILED
+from pygraph.settings import COMPILED, Settings
 from pygraph.training.standins import Used, collected, install
 
 __all__ = ["TrainStep", "train_step"]
@@ -156,7 +156,7 @@ class TrainStep(Generic[P, R]):
     ) -> None:
         install()
         functools.update_wrapper(self, step)
-        self._options, self._fullgraph = _in_traced_order(options or {}), fullgraph
+        self._options, self._fullgraph = _in_traced_order(dict(options or {})), fullgraph
         self._held, self._key = held, key
         self._handed: _Handed[P, R] | None = None
         self._taken_back = self._given_up = False
@@ -228,11 +228,12 @@ class TrainStep(Generic[P, R]):
 
 
 def _in_traced_order(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options`` under which Inductor keeps the order in which the step was traced, unless they say otherwise."""
-    patches = options.get("inductor", {})
-    if not isinstance(patches, Mapping) or not hasattr(compat.inductor_config, _ORDER):
+    """``options`` under which Inductor keeps the order in which the step was traced, unless they say otherwise. Raises
+    OptionError for invalid ones."""
+    settings = Settings.make(options)
+    if settings.disable or not hasattr(compat.inductor_config, _ORDER):
         return dict(options)
-    return {**options, "inductor": {_ORDER: False, **patches}}
+    return {**options, "inductor": {_ORDER: False, **settings.inductor}}
 
 
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,14 +13,17 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch._inductor.fx_passes import post_grad
 from torch.utils.checkpoint import checkpoint
 
 import pygraph
+from pygraph.errors import OptionError
 from pygraph.inductor.partition_hooks import PartitionHooks, _growth, _planning
 from pygraph.program.program import Program
 from pygraph.runtime.life import Lives
@@ -151,7 +154,6 @@ class Checkpointed(nn.Module):
         return self.last(checkpoint(self.block, self.first(x), use_reentrant=False))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("moved", [False, True], ids=["as-traced", "as-the-option-says"])
 def test_a_step_is_lowered_in_the_order_of_its_trace(moved: bool) -> None:
     """Inductor fuses only what it lowers close together: both gradients of a layer read the same."""
@@ -170,6 +172,22 @@ def six_layers() -> nn.Module:
     return nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(5)), nn.Linear(FEATURES, CLASSES))
 
 
+@pytest.mark.parametrize("options", [{"inductor": 5}, {"inductor": {"no_such_option": 1}}, {"no_such_option": 1}])
+def test_invalid_options_of_a_step_are_told_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        pygraph.train_step(lambda: None, options=options)
+
+
+def test_a_disabled_step_is_plain_inductors() -> None:
+    ours = setup(OPTIMIZERS["sgd"], one_layer)
+    moved = mock.Mock(wraps=post_grad.reorder_for_locality)
+    uncached = torch._inductor.config.patch(force_disable_caches=True)
+    with mock.patch.object(post_grad, "reorder_for_locality", moved), uncached:
+        pygraph.train_step(basic(ours), options={"disable": True})(*batches(1)[0])
+    assert moved.call_count == 1
+
+
+@pytest.mark.sweep
 def test_a_checkpointed_part_keeps_what_it_drew() -> None:
     def sgd(params: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=0.05)
@@ -250,7 +268,7 @@ def test_checkpointed_parts_are_computed_again_one_after_the_other(monkeypatch: 
     ours, theirs = (setup(OPTIMIZERS["nesterov"], Blocks) for _ in range(2))
     step, eager = pygraph.train_step(basic(ours), options={"order": "program"}), basic(theirs)
     with torch._inductor.config.patch(force_disable_caches=True):  # a cached program has its order
-        for x, y in batches(4, batch=256):
+        for x, y in batches(4, batch=64):
             torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-4, atol=1e-5)
             assert_same_state(ours, theirs)
     (region,) = pygraph.reports()[-1].regions
