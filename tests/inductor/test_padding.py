@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import pygraph
@@ -42,22 +44,39 @@ def after_a_write(g: torch.Tensor, w: torch.Tensor, h: torch.Tensor) -> object:
     return pad(g, (0, 3)) @ w, pad(g.t(), (0, 0, 0, 3)) @ h
 
 
+share = rewrites.share_padding
+
+
+def shared(gm: torch.fx.GraphModule) -> tuple[int, int]:
+    """Numbers of paddings before and after. The graph is sound, and stays as it is if nothing is shared."""
+    before, text = len(gm.graph.find_nodes(op="call_function", target=pad.default)), str(gm.graph)
+    share(gm)
+    gm.graph.lint()
+    pads = gm.graph.find_nodes(op="call_function", target=pad.default)
+    turned = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.permute.default)
+    assert len(pads) < before or str(gm.graph) == text
+    for node in (*pads, *turned):
+        assert node.users
+        expected = node.target(node.args[0].meta["val"], *node.args[1:])
+        assert (node.meta["val"].shape, node.meta["val"].stride()) == (expected.shape, expected.stride())
+    return before, len(pads)
+
+
+def noted(counts: list[tuple[int, int]]) -> Any:
+    """Context that notes the paddings of each graph that is compiled."""
+    return mock.patch.object(rewrites, "share_padding", lambda gm: counts.append(shared(gm)))
+
+
 def run(program: Program, options: object = None) -> list[tuple[int, int]]:
     """Numbers of paddings before and after, in each graph of ``program``, whose results and inputs are eager's."""
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(size, generator=generator) for size in ((13, 13), (16, 5), (13, 13))]
-    share, counts = rewrites.share_padding, list[tuple[int, int]]()
-
-    def noted(gm: torch.fx.GraphModule) -> None:
-        before = len(gm.graph.find_nodes(op="call_function", target=pad.default))
-        share(gm)
-        gm.graph.lint()
-        counts.append((before, len(gm.graph.find_nodes(op="call_function", target=pad.default))))
+    counts = list[tuple[int, int]]()
 
     torch.compiler.reset()
     compiled = torch.compile(program, backend="pygraph", options={**UNFUSED, **(options or {})})
     uncached = torch._inductor.config.patch(force_disable_caches=True)
-    with uncached, mock.patch.object(rewrites, "share_padding", noted), torch.no_grad():
+    with uncached, noted(counts), torch.no_grad():
         for _ in range(4):
             ours, theirs = [each.clone() for each in given], [each.clone() for each in given]
             torch.testing.assert_close(compiled(*ours), program(*theirs), rtol=0, atol=1e-4)
@@ -160,6 +179,14 @@ def test_paddings_that_may_differ_stay(program: Program) -> None:
     assert before == after > 0
 
 
+def test_a_padded_bias_stays() -> None:
+    def biases(b: torch.Tensor, h: torch.Tensor) -> object:
+        return tuple(torch.addmm(pad(b, (0, 3)), h, h + number) for number in range(2))
+
+    gm = make_fx(biases, tracing_mode="fake")(torch.randn(10), torch.randn(13, 13))
+    assert shared(gm) == (2, 2)
+
+
 def test_a_padded_matrix_is_not_held_for_long() -> None:
     options = {"inductor": {**UNFUSED["inductor"], "reorder_for_locality": False}}
     assert run(far_away, options) == [(2, 2)]
@@ -171,13 +198,7 @@ def block(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def test_what_is_computed_again_has_a_padding_of_its_own() -> None:
     """The first one would be held until then."""
-    pads = list[int]()
-
-    def noted(gm: torch.fx.GraphModule) -> None:
-        share(gm)
-        pads.append(len(gm.graph.find_nodes(op="call_function", target=pad.default)))
-
-    share = rewrites.share_padding
+    counts = list[tuple[int, int]]()
     weight = torch.nn.Parameter(torch.ones(13, 13))
     optimizer = torch.optim.SGD([weight], lr=0.1)
 
@@ -188,9 +209,9 @@ def test_what_is_computed_again_has_a_padding_of_its_own() -> None:
         optimizer.step()
         return loss.detach()
 
-    with torch._inductor.config.patch(force_disable_caches=True), mock.patch.object(rewrites, "share_padding", noted):
+    with torch._inductor.config.patch(force_disable_caches=True), noted(counts):
         step(torch.ones(4, 13))
-    assert pads == [3], "of the weight, of the weight again, and of its gradient"
+    assert counts == [(3, 3)], "of the weight, of the weight again, and of its gradient"
 
 
 def test_regions_of_a_pass_share_no_padding() -> None:
