@@ -169,7 +169,6 @@ class _Compiler:
             define_seeds,
             inputs_in_use,
             send_early,
-            share_padding,
             unwrap_idle,
         )
         from pygraph.inductor.write_back import fingerprint, write_back
@@ -209,13 +208,7 @@ class _Compiler:
             tag = f"{self.user_tag}|pygraph {program_key(decision, manager.passes, gm)}"
             inputs = inputs_in_use(gm, example_inputs)
             products = Products(self.settings.cache_dir)
-
-            def rewrite(lowered: torch.fx.GraphModule) -> None:
-                if not decision.exact:  # else its readers may be in different regions
-                    share_padding(lowered)
-                products.choose(lowered)
-
-            program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag, rewrite)
+            program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag, products.choose)
             report.notes += products.notes
         facts = _facts(program, graph, decision, report, tag, self.settings.strict)
         kept = self.keeper is not None and self.keeper.keep(program, facts, report)

@@ -1,5 +1,4 @@
-"""Rewrites of the FX graph, so that more of it can be captured, or less is computed. The last one runs after Inductor's
-passes, the others before the graph is lifted.
+"""Rewrites of the FX graph before it is lifted, so that more of it can be captured, or less is computed.
 
 attention     without dropout needs no random state. Its seed and offset may lie on the CPU outside of a capture, never
               inside, and an output without a value or a device of its own cannot be replayed
@@ -8,7 +7,6 @@ convolutions  of a training step, forward and backward, get one layout: Inductor
               pass receives the strides of the compiled forward pass; one graph would write every activation twice
 scalars       on the device are computed once, and not again for every element of their readers
 gradients     that ranks average are sent as soon as they are known, and not only when all are
-padding       of a matrix for two products is done once, also if one of them reads it transposed
 """
 
 from __future__ import annotations
@@ -290,77 +288,3 @@ def _packing(node: FxNode) -> list[FxNode]:
                 found[each] = None
                 waiting.append(each)
     return list(reversed(found))[:-1]
-
-
-# -- padding -----------------------------------------------------------------------------------------------------------
-
-_PAD, _PERMUTE = torch.ops.aten.constant_pad_nd.default, torch.ops.aten.permute.default
-_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-_NEAR = 64
-"""Number of nodes over which a padded matrix is held for another product; farther apart, it is padded again."""
-
-
-def share_padding(gm: torch.fx.GraphModule) -> None:
-    """Pad a matrix once for all products that read it, also transposed. Inductor pads it for each product.
-
-    before:  a = pad(permute(x, [1, 0]), [0, 0, 0, 7]);  b = pad(x, [0, 7, 0, 0])
-    after:   b = pad(x, [0, 7, 0, 0]);  a = permute(b, [1, 0])
-
-    Gradients of a language model's logits are such a matrix, and often its largest: the gradients of both operands of
-    the last product are computed from it. Nothing is shared across an operator that may write to memory.
-    """
-    found: dict[Any, list[tuple[int, FxNode, bool]]] = {}
-    groups: list[tuple[Any, list[tuple[int, FxNode, bool]]]] = []
-    writes = 0
-    for place, node in enumerate(gm.graph.nodes):
-        writes += _may_write(node)
-        given = _padded_matrix(node)
-        if given is None:
-            continue
-        source, padding, is_transposed = given
-        key = writes, source, padding, compat.computed_again(node)
-        if key not in found or place - found[key][0][0] >= _NEAR:
-            found[key] = []
-            groups.append((key, found[key]))
-        found[key].append((place, node, is_transposed))
-    for (_, source, padding, _), group in groups:
-        if len(group) > 1:
-            _pad_once(gm.graph, source, padding, [(node, is_transposed) for _, node, is_transposed in group])
-
-
-def _may_write(node: FxNode) -> bool:
-    if node.op != "call_function" or node.target is operator.getitem:
-        return False
-    target: Any = node.target
-    return getattr(target, "namespace", None) not in _LOGICAL or target._schema.is_mutable
-
-
-def _padded_matrix(node: Any) -> tuple[FxNode, tuple[int, ...], bool] | None:
-    """The matrix that ``node`` pads with zeros for products alone, its padding (left, right, top, bottom), and whether
-    ``node`` pads its transpose; None for other nodes."""
-    if node.target is not _PAD or len(node.args) != 2 or not all(user.target in _PRODUCTS for user in node.users):
-        return None
-    source, padding = node.args
-    if _tensor(source) is None or _tensor(source).dim() != 2 or any(type(each) is not int for each in padding):
-        return None
-    left, right, top, bottom = (*padding, 0, 0)[:4]
-    if source.target is _PERMUTE and [each % 2 for each in source.args[1]] == [1, 0]:
-        return source.args[0], (top, bottom, left, right), True
-    return source, (left, right, top, bottom), False
-
-
-def _pad_once(
-    graph: torch.fx.Graph, source: FxNode, padding: tuple[int, ...], group: Sequence[tuple[FxNode, bool]]
-) -> None:
-    """Replace a group of nodes by one that pads ``source``, and by its transpose."""
-    with graph.inserting_before(group[0][0]):
-        whole = graph.call_function(_PAD, (source, [*padding]))
-        turned = graph.call_function(_PERMUTE, (whole, [1, 0]))
-    whole.meta = {**group[0][0].meta, "val": _PAD(_tensor(source), padding)}
-    turned.meta = {**whole.meta, "val": whole.meta["val"].permute(1, 0)}
-    for node, is_transposed in group:
-        node.replace_all_uses_with(turned if is_transposed else whole)
-        graph.erase_node(node)
-    for unread in {turned, *source.users}:  # a permutation without a reader would still count as one of ``source``
-        if unread.target is _PERMUTE and not unread.users:
-            graph.erase_node(unread)
