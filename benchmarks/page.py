@@ -61,7 +61,7 @@ COMMANDS = {
     "distributed": "python benchmarks/distributed.py",
     "collectives": "python benchmarks/distributed.py",
     "versions": "python benchmarks/versions.py",
-    "step-compile-time": "python benchmarks/compile_time.py --step bert-small-training",
+    "step-compile-time": "python benchmarks/compile_time.py --step WORKLOAD",
     "generate": "not kept",
 }
 """Commands by prefix of a file's name; all other files are from the suite."""
@@ -337,11 +337,10 @@ def compilation(results: Results) -> list[str]:
             f"with plain Inductor, and the first replay ends after {run.found['until replay']:.2f} times as long "
             f"(geometric means of {count} programs)."
         )
-    for run in results.named("step-compile-time")[-1:]:
-        lines.append(
-            f"- **`pygraph.train_step`**{results.mark(run)} takes {run.found['ratio']:.2f} times as long to compile "
-            f"{run.found['workload']} as `default`."
-        )
+    for run in {run.machine: run for run in results.named("step-compile-time")}.values():
+        rows = run.found if isinstance(run.found, list) else [run.found]
+        told = ", ".join(f"{row['workload']} {row['ratio']:.2f}" for row in rows)
+        lines.append(f"- **`pygraph.train_step`**{results.mark(run)}, compile time over `default`'s, cold: {told}.")
     for run in results.named("calibration")[-1:]:
         error = run.found["errors"]["device"]
         lines.append(
