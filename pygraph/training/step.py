@@ -87,6 +87,8 @@ def train_step(
     run no Python code. The parts run again if ``graph`` refuses the step, if its calls keep changing, or if it steps a
     scheduler. A step is not handed over if several processes train together, or if it uses an iterator.
 
+    Raises OptionError for invalid options.
+
     Args:
         step: function or method; None: return a decorator
         options: options of the backend (see ``Settings``); default: none
@@ -227,12 +229,12 @@ class TrainStep(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
 
-def _in_traced_order(options: Mapping[str, Any]) -> dict[str, Any]:
+def _in_traced_order(options: dict[str, Any]) -> dict[str, Any]:
     """``options`` under which Inductor keeps the order in which the step was traced, unless they say otherwise. Raises
     OptionError for invalid ones."""
     settings = Settings.make(options)
     if settings.disable or not hasattr(compat.inductor_config, _ORDER):
-        return dict(options)
+        return options
     return {**options, "inductor": {_ORDER: False, **settings.inductor}}
 
 

@@ -28,6 +28,7 @@ from pygraph.inductor.partition_hooks import PartitionHooks, _growth, _planning
 from pygraph.program.program import Program
 from pygraph.runtime.life import Lives
 from pygraph.runtime.variants import Variant
+from pygraph.training import step as whole_step
 from tests.small import UNFUSED
 from tests.training.steps import (
     CLASSES,
@@ -185,6 +186,14 @@ def test_a_disabled_step_is_plain_inductors() -> None:
     with mock.patch.object(post_grad, "reorder_for_locality", moved), uncached:
         pygraph.train_step(basic(ours), options={"disable": True})(*batches(1)[0])
     assert moved.call_count == 1
+
+
+def test_a_step_compiles_where_inductor_has_no_such_pass() -> None:
+    ours, theirs = setup(OPTIMIZERS["sgd"], one_layer), setup(OPTIMIZERS["sgd"], one_layer)
+    with mock.patch.object(whole_step, "_ORDER", "no_such_option"):
+        step = pygraph.train_step(basic(ours))
+    assert_equal_training(step, basic(theirs), ours, theirs, steps=3)
+    assert ours.replays == 1
 
 
 @pytest.mark.sweep
