@@ -166,6 +166,7 @@ SubgraphLowering = _find("torch._inductor.graph.SubgraphLowering")
 _LATE_READS = "what is read of a tensor may be its new value where an operator writes it in place behind that"
 GraphLowering = _find("torch._inductor.graph.GraphLowering")
 _MutationOutput = _find("torch._inductor.ir.MutationOutput", cost=_LATE_READS)
+_inplaceable_foreach = _find("torch._inductor.fx_passes.reinplace.inplaceable_foreach_ops", cost=_LATE_READS)
 decide_layout_opt = _find(
     "torch._inductor.graph.GraphLowering.decide_layout_opt",
     cost="training steps with convolutions are left to plain Inductor",
@@ -555,19 +556,17 @@ def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) 
 
 @functools.cache
 def mend_late_reads() -> None:
-    """Before an operator writes a tensor in place, have Inductor compute its postponed readers. For foreach operators,
-    custom operators and operators with subgraphs, Inductor does so after it has listed the write, so that a late reader
-    would find the new value (2.11 to 2.13). Has an effect once."""
+    """Before an operator writes a tensor in place, have Inductor compute its postponed readers. Inductor does so after
+    it has listed the write, so that a late reader would find the new value (2.11 to 2.13): for custom operators, for
+    operators with subgraphs, and for foreach operators.
+
+    Foreach operators are kept out of place, with copies, which Inductor fuses. Of readers computed before the write, it
+    would fuse one only; in AdamW's update each parameter has one. Has an effect once."""
+    if not absent(_inplaceable_foreach):
+        _inplaceable_foreach.clear()
     if absent(_MutationOutput):
         return
-    lower, init = GraphLowering.call_function, _MutationOutput.__init__
-
-    def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        foreach = isinstance(target, torch._ops.OpOverload) and target.name().startswith("aten::_foreach_")
-        if foreach and target._schema.is_mutable:
-            for name in filter(None, (tensor.maybe_get_name() for tensor in args[0])):
-                self.mark_buffer_mutated(name)
-        return lower(self, target, args, kwargs)
+    init = _MutationOutput.__init__
 
     def read_before(self: Any, layout: Any, written: Any, operation: Any) -> None:
         graph = inductor_virtualized.graph
@@ -581,7 +580,6 @@ def mend_late_reads() -> None:
         del graph.operations[listed:]
         graph.operations[place:place] = late
 
-    GraphLowering.call_function = call_function
     _MutationOutput.__init__ = read_before
 
 

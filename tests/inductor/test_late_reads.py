@@ -4,11 +4,16 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch._inductor import config
+from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import ComputedBuffer
 
 import pygraph
 from tests.training.steps import foreach_in_place
@@ -83,6 +88,40 @@ def test_metrics_that_are_computed_behind_the_optimizer_have_the_old_weights() -
             x = torch.arange(8.0) - call
             torch.testing.assert_close(step(x), expected(x))
             torch.testing.assert_close(list(ours), list(theirs))
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, partial(torch.optim.SGD, lr=0.1, weight_decay=0.1)])
+def test_an_update_has_no_kernel_of_its_own_for_a_parameter(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    """Inductor fuses at most one pointwise buffer, computed before, into a kernel of several tensors."""
+    listed: set[str] = set()
+    apart: set[str] = set()
+    with foreach_in_place(), config.patch(fx_graph_cache=False):
+        register = GraphLowering.register_operation_list
+
+        def recorded(self: Any, names: list[str]) -> str:
+            operations = [self.name_to_op[name] for name in names]
+            listed.update(operation.get_name() for operation in operations)
+            read = set[str]().union(*(operation.get_read_names() for operation in operations))
+            apart.update(name for name in read - listed if isinstance(self.name_to_buffer.get(name), ComputedBuffer))
+            return register(self, names)
+
+        model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3)))
+        update = optimizer(model.parameters())
+
+        @pygraph.train_step(fullgraph=True)
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            update.step()
+            update.zero_grad()
+            return loss.detach()
+
+        with mock.patch.object(GraphLowering, "register_operation_list", recorded):
+            for _ in range(3):
+                step(torch.ones(4, 8))
+    assert listed
+    assert not apart
 
 
 @pytest.mark.usefixtures("fresh")
